@@ -1,0 +1,90 @@
+//! What a policy may know of a period: counts and times, from the simulated or the live world alike.
+//!
+//! Every field that a world may be unable to observe is an `Option`; a policy works with what is there.
+
+use crate::CpuSet;
+use serde::{Deserialize, Serialize};
+
+/// A thread: the kernel's tid, or the simulator's thread number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ThreadId(pub u32);
+
+/// What a progress count counts, most trustworthy first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProgressKind {
+    /// The program's own count of work done.
+    Metric,
+    /// Read and write system calls (proc_pid_io(5), syscr + syscw).
+    IoCalls,
+    /// Bytes and packets through sockets.
+    SocketTraffic,
+    /// Context switches: rises with every hand-over, so it compares like with like only while the program does the
+    /// same thing.
+    Switches,
+}
+
+/// Work done during the period, by one kind of count.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// What was counted.
+    pub kind: ProgressKind,
+    /// How much of it during the period.
+    pub count: f64,
+}
+
+/// How often one thread woke another during the period.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WakePair {
+    /// Who woke.
+    pub waker: ThreadId,
+    /// Who was woken.
+    pub wakee: ThreadId,
+    /// How often.
+    pub count: u64,
+}
+
+/// One period of a program's life under watch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PeriodFacts {
+    /// End of the period, on a monotonic clock of the world's own.
+    pub now_ns: u64,
+    /// Length of the period.
+    pub period_ns: u64,
+    /// The CPUs the program's threads may run on right now.
+    pub active: CpuSet,
+    /// CPU time of the program, over all its threads.
+    pub cpu_ns: u64,
+    /// Part of `cpu_ns` spent in user mode.
+    pub user_ns: Option<u64>,
+    /// CPU time of everything else on the allowed CPUs, steal included.
+    pub foreign_ns: Option<u64>,
+    /// Entries into idle on the allowed CPUs.
+    pub idle_entries: Option<u64>,
+    /// Time in idle states, over the allowed CPUs; polling idle included.
+    pub idle_ns: Option<u64>,
+    /// Time in which at least one thread was runnable and did not run (PSI `some`, or the sum of run-queue waits).
+    pub waiting_ns: Option<u64>,
+    /// Context switches.
+    pub switches: Option<u64>,
+    /// Work done, by the best count there is.
+    pub progress: Option<Progress>,
+    /// Live threads of the program.
+    pub threads: u32,
+    /// Who woke whom, where that can be seen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pairs: Option<Vec<WakePair>>,
+}
+
+impl PeriodFacts {
+    /// A count of the period as a rate per second.
+    pub fn per_second(&self, count: u64) -> f64 {
+        count as f64 * 1e9 / self.period_ns.max(1) as f64
+    }
+
+    /// The program's CPU rate: CPUs it kept busy on average, 0 to the number of CPUs.
+    pub fn cpu_rate(&self) -> f64 {
+        self.cpu_ns as f64 / self.period_ns.max(1) as f64
+    }
+}

@@ -1,0 +1,194 @@
+//! Results as they are written and read: one JSON document per command, told apart by its `kind`.
+//!
+//! `muster report` reads any of them; whatever a command measured is in here, so that nothing has to be measured twice.
+
+use crate::{Ledger, Profile};
+use serde::{Deserialize, Serialize};
+
+/// Any result file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case")]
+pub enum ResultFile {
+    /// What `muster probe` measured.
+    Probe(Profile),
+    /// What `muster explain` found.
+    Explain(Explanation),
+    /// What `muster compare` measured.
+    Compare(Comparison),
+    /// What `muster study` computed.
+    Study(StudyResults),
+}
+
+/// What `muster explain` found out about one program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The command line, or `--pid N`.
+    pub command: String,
+    /// Where its time went.
+    pub ledger: Ledger,
+    /// Rates and counts that the ledger rests on, in reading order.
+    pub signals: Vec<Signal>,
+    /// What each remedy would give back, best first.
+    pub remedies: Vec<Prediction>,
+    /// Channels that were read.
+    pub channels_used: Vec<String>,
+    /// Channels that were missing, and what the answer loses by it.
+    pub channels_missing: Vec<String>,
+    /// The answer in sentences.
+    pub findings: Vec<String>,
+}
+
+/// One number with a name and a unit.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Signal {
+    /// What it is.
+    pub name: String,
+    /// Its value.
+    pub value: f64,
+    /// Its unit.
+    pub unit: String,
+}
+
+/// What one remedy is predicted to do to one program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// The remedy's name as `muster run --remedy` takes it; others are named in words.
+    pub remedy: String,
+    /// Predicted speed relative to now, with the range it lies in; `None` where nothing can be said.
+    pub speed: Option<Range>,
+    /// Predicted CPU time per unit of work relative to now.
+    pub cpu_per_work: Option<Range>,
+    /// Why, in one sentence.
+    pub because: String,
+    /// The command that applies it.
+    pub command: Option<String>,
+}
+
+/// A value and the range it lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Range {
+    /// Lower end.
+    pub low: f64,
+    /// Best guess.
+    pub value: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// What `muster compare` measured: alternated runs of the same program under several arms.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Comparison {
+    /// The program under comparison.
+    pub command: String,
+    /// What the metric counts (`runs` when each run's time is what is compared).
+    pub metric: String,
+    /// The arms in the order in which they were alternated; the first is the baseline.
+    pub arms: Vec<Arm>,
+    /// What made the result less sure, in sentences; empty on a quiet machine.
+    pub notes: Vec<String>,
+}
+
+/// One arm of a comparison.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Arm {
+    /// Its name (`plain`, `auto`, `consolidate` ...).
+    pub name: String,
+    /// One entry per counted run.
+    pub runs: Vec<Run>,
+    /// Median speed (units of the metric per second, or 1/time).
+    pub median_speed: f64,
+    /// Half the distance between the quartiles of the speeds.
+    pub spread: f64,
+    /// Speed relative to the first arm, with a 95 % confidence interval; `None` for the first arm.
+    pub speed_ratio: Option<Range>,
+    /// CPU time per unit of work relative to the first arm, likewise.
+    pub cpu_ratio: Option<Range>,
+}
+
+/// One run of one arm.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// How long it took.
+    pub wall_ns: u64,
+    /// Units of work per second, by the metric; 1/time without one.
+    pub speed: f64,
+    /// CPU time of the program under comparison (a server and its load together).
+    pub cpu_ns: u64,
+    /// CPU time that everything on the machine used, this program included, polling idle included where it is known.
+    pub machine_busy_ns: u64,
+    /// Entries into idle, over all CPUs.
+    pub idle_entries: Option<u64>,
+    /// Context switches, over all CPUs.
+    pub switches: Option<u64>,
+    /// CPU time of others, as a share of all CPU time, 0 to 1.
+    pub foreign_share: f64,
+}
+
+/// All numbers of one study.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StudyResults {
+    /// The study's name.
+    pub study: String,
+    /// The seed that reproduces them.
+    pub seed: u64,
+    /// One row per number.
+    pub numbers: Vec<StudyNumber>,
+    /// Series for plots that no single number of the paper stands beside (a timeline, a curve over cores).
+    #[serde(default)]
+    pub series: Vec<Series>,
+}
+
+/// How a number of a study is judged (DESIGN section 4).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StudyKind {
+    /// Free parameters may be fitted to it.
+    Calibrated,
+    /// What the simulator is judged by.
+    Predicted,
+    /// The paper contradicts itself: all readings printed, none judged.
+    Contested,
+    /// The paper's value is kept back.
+    Withheld,
+}
+
+/// One number of a study, beside the paper's.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StudyNumber {
+    /// The study's name.
+    pub study: String,
+    /// Table or figure, as the paper names it.
+    pub figure: String,
+    /// Row, as the paper names it.
+    pub row: String,
+    /// Column, as the paper names it.
+    pub column: String,
+    /// Unit of both values.
+    pub unit: String,
+    /// The paper's value; `None` where it is withheld or only drawn.
+    pub paper: Option<f64>,
+    /// The bound the paper states in words, such as `> 100`, where it gives no value.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paper_bound: Option<String>,
+    /// How it is judged.
+    pub kind: StudyKind,
+    /// What the simulator says.
+    pub simulated: f64,
+    /// |ln(simulated / paper)|, or absolute points for shares below 5 %; `None` without a paper's value.
+    pub error: Option<f64>,
+}
+
+/// A curve for a plot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// The figure it belongs to.
+    pub figure: String,
+    /// The curve's name.
+    pub name: String,
+    /// What the x axis is, with its unit.
+    pub x: String,
+    /// What the y axis is, with its unit.
+    pub y: String,
+    /// The points, x ascending.
+    pub points: Vec<(f64, f64)>,
+}

@@ -1,0 +1,6 @@
+//! Every decision muster takes, as pure state machines: facts in, decisions out.
+//!
+//! No clock, no file, no system, no randomness: the simulated and the live world drive the same types, and a recorded
+//! run replays to the same decisions.
+
+pub mod consolidate;
