@@ -1,2 +1,42 @@
-//! The command line.
-fn main() {}
+//! The command line: one file a subcommand under `commands`, no logic.
+
+mod commands;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+/// Makes multi-threaded programs scale inside virtual machines.
+#[derive(Parser)]
+#[command(name = "muster", version, about, propagate_version = true, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    // A line a subcommand: `Name(commands::name::Args)`; the doc comment of Args is its help.
+}
+
+/// The user's input was wrong: reported as it stands, exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadInput(pub String);
+
+fn main() -> ExitCode {
+    let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let outcome = match Cli::parse().command {};
+    #[allow(unreachable_code)]
+    exit_code(outcome)
+}
+
+/// The exit code of a finished command; an error is printed as one sentence first.
+fn exit_code(outcome: anyhow::Result<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|error| {
+        eprintln!("muster: {error:#}");
+        let is_bad_input = error.chain().any(|cause| cause.is::<BadInput>() || cause.is::<muster_model::ModelError>());
+        ExitCode::from(if is_bad_input { 2 } else { 1 })
+    })
+}

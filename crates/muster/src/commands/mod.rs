@@ -1,0 +1,1 @@
+//! One file a subcommand: `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
