@@ -54,16 +54,43 @@ pub struct Platform {
     /// haltpoll's `guest_halt_poll_ns`; absent where the guest has no haltpoll.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub guest_halt_poll_ns: Option<u64>,
+    /// Every parameter of the haltpoll module, by name; empty where it is not loaded.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub haltpoll_parameters: BTreeMap<String, String>,
     /// Current clock source.
     pub clock_source: String,
+    /// Every clock source the kernel offers, best first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub clock_sources: Vec<String>,
+    /// Memory, in bytes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Transparent huge pages: `always`, `madvise` or `never`.
     pub transparent_huge_pages: String,
+    /// Pages of 2 MiB set aside for hugetlbfs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub huge_pages_2m: Option<u64>,
     /// Share of CPU time stolen by the host since boot, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steal_share: Option<f64>,
     /// Mitigations in force, by vulnerability.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub mitigations: BTreeMap<String, String>,
+    /// Data and unified caches of the first CPU, nearest first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<Cache>,
+}
+
+/// One cache of a CPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cache {
+    /// 1 for the nearest.
+    pub level: u32,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// How many CPUs share it.
+    pub shared_by: u32,
 }
 
 /// A machine: its shape, its kind and its prices.
@@ -83,9 +110,13 @@ pub struct Profile {
     /// Prices by primitive; the names are those of [`names`].
     #[serde(default)]
     pub prices: BTreeMap<String, Price>,
+    /// What could not be measured and why, and what made the prices less sure; one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The names of primitives in a profile. A name is a path of dot-separated words; distances are [`Distance::name`].
+/// docs/machine-profile.md says what each one is.
 pub mod names {
     use super::Distance;
 
@@ -93,9 +124,83 @@ pub mod names {
     pub const WAKE_CHANNELS: [&str; 3] = ["futex", "pipe", "signal"];
     /// The state of the target CPU of a wake-up: Gleaner's Table 1, settings A, B and C.
     pub const WAKE_SETTINGS: [&str; 3] = ["same-cpu", "awake", "halted"];
+    /// The target's states on another CPU, from the cheapest: kept `awake` by a lowest-priority yielding thread; idle
+    /// and still `polling` (guest halt polling); `halted` a moment ago; `parked`, halted so long that the host has
+    /// stopped polling for it.
+    pub const REMOTE_SETTINGS: [&str; 4] = ["awake", "polling", "halted", "parked"];
+    /// Ways of reading the clock (vDSO(7), clock_gettime(2)).
+    pub const CLOCK_PATHS: [&str; 12] = [
+        "rdtsc",
+        "monotonic",
+        "realtime",
+        "monotonic-coarse",
+        "realtime-coarse",
+        "monotonic-raw",
+        "boottime",
+        "thread-cputime",
+        "gettimeofday",
+        "time",
+        "getres",
+        "syscall",
+    ];
+    /// Who reads at the same time.
+    pub const CLOCK_READERS: [&str; 2] = ["alone", "all-cpus"];
+    /// Operations that make other CPUs drop translations; `churn` is map, touch and unmap by everybody at once.
+    pub const TLB_OPERATIONS: [&str; 3] = ["munmap", "mprotect", "churn"];
+    /// Page sizes.
+    pub const PAGE_SIZES: [&str; 2] = ["4k", "2m"];
+    /// Names without a parameter that `muster probe` measures.
+    pub const SINGLE: [&str; 14] = [
+        SYSCALL,
+        CONTEXT_SWITCH,
+        "process.fork",
+        "process.fork-exec",
+        "process.spawn",
+        "thread.create",
+        "memory.map-unmap",
+        "memory.latency",
+        "cache.l1",
+        "cache.l2",
+        "cache.l3",
+        PAGE_WALK,
+        "page-fault.minor",
+        "affinity.set",
+    ];
+    /// Names that only a simulated machine has a use for: no guest can measure them alone, but papers state some.
+    ///
+    /// `vm-exit` is an exit and re-entry with nothing done in between; `vm-exit.REASON` the whole of one for that
+    /// reason; `ipi.native` and `ipi.virtual` are from send to handler; `idle.enter` and `idle.exit` the hardware's
+    /// own; `vcpu.switch` is the VMM's context switch; `page-walk.native` and `page-walk.nested` a walk that misses no
+    /// cache; `message.DISTANCE` a one-way message between virtual machines.
+    pub const SIMULATED: [&str; 16] = [
+        "vm-exit",
+        "vm-exit.hlt",
+        "vm-exit.ipi",
+        "vm-exit.pause-loop",
+        "vm-exit.io",
+        "vm-exit.ept-violation",
+        "ipi.native",
+        "ipi.virtual",
+        "idle.enter",
+        "idle.exit",
+        "vcpu.switch",
+        "page-walk.native",
+        "page-walk.nested",
+        "interrupt.native",
+        "interrupt.virtual",
+        "file.read",
+    ];
 
-    /// Waking a blocked thread on another CPU, one way. `channel` is one of [`WAKE_CHANNELS`], `setting` is `awake` or
-    /// `halted`.
+    /// A system call that does nothing (getppid).
+    pub const SYSCALL: &str = "syscall";
+    /// Switching between two threads of one process on one CPU.
+    pub const CONTEXT_SWITCH: &str = "context-switch";
+    /// What a translation that misses the TLB costs, with 4 KiB pages; measured as a difference, cache misses on the
+    /// page tables included.
+    pub const PAGE_WALK: &str = "page-walk.4k";
+
+    /// Waking a blocked thread on another CPU, one way. `channel` is one of [`WAKE_CHANNELS`], `setting` one of
+    /// [`REMOTE_SETTINGS`].
     pub fn wake(channel: &str, setting: &str, distance: Distance) -> String {
         format!("wake.{channel}.{setting}.{}", distance.name())
     }
@@ -103,6 +208,67 @@ pub mod names {
     /// Waking a blocked thread on the same CPU, one way (Table 1, A).
     pub fn wake_same_cpu(channel: &str) -> String {
         format!("wake.{channel}.same-cpu")
+    }
+
+    /// What the waker itself pays for waking a thread on another CPU: the time until the call that wakes returns.
+    pub fn waker(channel: &str, setting: &str, distance: Distance) -> String {
+        format!("waker.{channel}.{setting}.{}", distance.name())
+    }
+
+    /// Reading the clock; `path` is one of [`CLOCK_PATHS`], `readers` one of [`CLOCK_READERS`].
+    pub fn clock(path: &str, readers: &str) -> String {
+        format!("clock.{path}.{readers}")
+    }
+
+    /// A translation change with `others` other threads of the process running; `operation` is one of
+    /// [`TLB_OPERATIONS`].
+    pub fn tlb_threads(operation: &str, others: usize) -> String {
+        format!("tlb.{operation}.threads-{others}")
+    }
+
+    /// The same with `others` other processes running in the threads' place.
+    pub fn tlb_processes(operation: &str, others: usize) -> String {
+        format!("tlb.{operation}.processes-{others}")
+    }
+
+    /// Touching a page for the first time; `page` is one of [`PAGE_SIZES`].
+    pub fn first_touch(page: &str) -> String {
+        format!("memory.first-touch.{page}")
+    }
+
+    /// One dependent load at random in a working set of `kib` KiB; `page` is one of [`PAGE_SIZES`].
+    pub fn chase(page: &str, kib: u64) -> String {
+        format!("chase.{page}.{kib}k")
+    }
+
+    /// Moving a modified cache line from one CPU to another.
+    pub fn cache_transfer(distance: Distance) -> String {
+        format!("cache-transfer.{}", distance.name())
+    }
+
+    /// Whether `name` is one of the names above.
+    pub fn is_known(name: &str) -> bool {
+        let distance = |word: &str| Distance::ALL.iter().any(|d| d.name() == word && *d != Distance::SameCpu);
+        let words: Vec<&str> = name.split('.').collect();
+        match words[..] {
+            ["wake", channel, "same-cpu"] => WAKE_CHANNELS.contains(&channel),
+            ["wake" | "waker", channel, setting, far] => {
+                WAKE_CHANNELS.contains(&channel) && REMOTE_SETTINGS.contains(&setting) && distance(far)
+            }
+            ["clock", path, readers] => CLOCK_PATHS.contains(&path) && CLOCK_READERS.contains(&readers),
+            ["tlb", operation, others] => {
+                let count = others.strip_prefix("threads-").or_else(|| others.strip_prefix("processes-"));
+                TLB_OPERATIONS.contains(&operation) && count.is_some_and(is_number)
+            }
+            ["memory", "first-touch", page] => PAGE_SIZES.contains(&page),
+            ["chase", page, size] => PAGE_SIZES.contains(&page) && size.strip_suffix('k').is_some_and(is_number),
+            ["cache-transfer" | "message", far] => distance(far),
+            _ => SINGLE.contains(&name) || SIMULATED.contains(&name),
+        }
+    }
+
+    fn is_number(word: &str) -> bool {
+        !word.is_empty() && word.len() <= 10 && word.bytes().all(|byte| byte.is_ascii_digit())
     }
 }
 
@@ -121,6 +287,13 @@ impl Profile {
                     "a number of nanoseconds, 0 or more",
                 ));
             }
+            if price.spread_ns.is_some_and(|spread| !(spread.is_finite() && spread >= 0.0)) {
+                return Err(ModelError::new(
+                    format!("{file}: prices.\"{name}\".spread_ns"),
+                    format!("{:?}", price.spread_ns),
+                    "a number of nanoseconds, 0 or more",
+                ));
+            }
         }
         Ok(profile)
     }
@@ -128,6 +301,11 @@ impl Profile {
     /// The profile as TOML.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("a profile holds only what TOML can express")
+    }
+
+    /// The names of prices that nothing reads (see [`names::is_known`]): most likely misspelt.
+    pub fn unknown_prices(&self) -> impl Iterator<Item = &str> {
+        self.prices.keys().map(String::as_str).filter(|name| !names::is_known(name))
     }
 
     /// A price in nanoseconds, if the profile has it.
@@ -158,4 +336,114 @@ pub(crate) fn toml_error(text: &str, file: &str, error: &toml::de::Error) -> Mod
         error.message().to_owned(),
         "TOML as docs/ describes it for this kind of file",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn price(ns: f64) -> Price {
+        Price { ns, spread_ns: Some(0.5), kind: PriceKind::Measured, source: "a test".into(), noisy: false }
+    }
+
+    fn profile(prices: BTreeMap<String, Price>) -> Profile {
+        let topology = Topology::regular(2, 1, 2, 2).unwrap();
+        let caches = vec![Cache { level: 1, size_bytes: 32 << 10, shared_by: 2 }];
+        let platform = Platform { cpu: "a \"quoted\" name".into(), caches, ..Platform::default() };
+        let notes = vec!["two\nlines".to_owned()];
+        Profile { name: "test".into(), description: String::new(), platform, topology, prices, notes }
+    }
+
+    proptest! {
+        #[test]
+        fn profiles_round_trip(
+            prices in proptest::collection::btree_map("[a-z.-]{1,20}", 0.0..1e12f64, 0..8),
+        ) {
+            let original = profile(prices.into_iter().map(|(name, ns)| (name, price(ns))).collect());
+            prop_assert_eq!(Profile::from_toml(&original.to_toml(), "test").unwrap(), original);
+        }
+
+        #[test]
+        fn any_text_is_read_or_refused(text in "\\PC{0,200}") {
+            let _ = Profile::from_toml(&text, "test");
+        }
+
+        #[test]
+        fn a_damaged_profile_is_read_or_refused(at in 0usize..600, with in "\\PC{0,3}") {
+            let mut text = profile([("syscall".to_owned(), price(100.0))].into()).to_toml();
+            let at = (0..=at.min(text.len())).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0);
+            text.insert_str(at, &with);
+            let _ = Profile::from_toml(&text, "test");
+        }
+
+        #[test]
+        fn any_name_is_known_or_not(name in "[a-z0-9.-]{0,40}") {
+            let _ = names::is_known(&name);
+        }
+    }
+
+    #[test]
+    fn errors_name_file_line_and_what_is_allowed() {
+        let text = "name = 'x'\nspeed = 3\n[topology]\nsockets = 1\n";
+        let error = Profile::from_toml(text, "m.toml").unwrap_err().to_string();
+        assert!(error.starts_with("m.toml, line 2") && error.contains("speed"), "{error}");
+        let text = "name = 'x'\n[topology]\n[prices.syscall]\nns = -1\nkind = 'assumed'\nsource = ''\n";
+        let error = Profile::from_toml(text, "m.toml").unwrap_err().to_string();
+        assert!(error.contains("prices.\"syscall\".ns") && error.contains("-1"), "{error}");
+        let text = text.replace("-1", "nan");
+        assert!(Profile::from_toml(&text, "m.toml").is_err());
+        let text = text.replace("nan", "1\nspread_ns = -2");
+        assert!(Profile::from_toml(&text, "m.toml").unwrap_err().to_string().contains("spread_ns"));
+        assert!(Profile::from_toml("name = 'x'\n[topology]\nsockets = 0\n", "m.toml").is_err());
+    }
+
+    #[test]
+    fn a_missing_price_is_named() {
+        let error = profile(BTreeMap::new()).require_ns("syscall").unwrap_err().to_string();
+        assert!(error.contains("`syscall`") && error.contains("`test`"), "{error}");
+    }
+
+    #[test]
+    fn built_names_are_known() {
+        let mut built: Vec<String> = names::SINGLE.iter().chain(&names::SIMULATED).map(|&name| name.into()).collect();
+        for channel in names::WAKE_CHANNELS {
+            built.push(names::wake_same_cpu(channel));
+            for setting in names::REMOTE_SETTINGS {
+                built.push(names::wake(channel, setting, Distance::OtherNode));
+                built.push(names::waker(channel, setting, Distance::SmtSibling));
+            }
+        }
+        built.push(names::clock("monotonic", "all-cpus"));
+        built.push(names::tlb_threads("munmap", 0));
+        built.push(names::tlb_processes("churn", 127));
+        built.push(names::first_touch("2m"));
+        built.push(names::chase("4k", 1 << 20));
+        built.push(names::cache_transfer(Distance::SameLlc));
+        for name in built {
+            assert!(names::is_known(&name), "{name}");
+        }
+    }
+
+    #[test]
+    fn misspelt_names_are_unknown() {
+        for name in [
+            "wake.futex",
+            "wake.futex.halted",
+            "wake.futex.halted.same-cpu",
+            "clock.tsc.alone",
+            "tlb.munmap.x-1",
+            "tlb.munmap.threads-",
+            "chase.4k.12",
+            "chase.1g.12k",
+            "",
+            ".",
+            "syscall.",
+            "cache-transfer.same-cpu",
+        ] {
+            assert!(!names::is_known(name), "{name}");
+        }
+        let misspelt = profile([("sycall".to_owned(), price(1.0))].into());
+        assert_eq!(misspelt.unknown_prices().collect::<Vec<_>>(), ["sycall"]);
+    }
 }
