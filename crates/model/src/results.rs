@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum ResultFile {
     /// What `muster probe` measured.
-    Probe(Profile),
+    Probe(Box<Profile>),
     /// What `muster explain` found.
     Explain(Explanation),
     /// What `muster compare` measured.
