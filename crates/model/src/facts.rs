@@ -64,11 +64,14 @@ pub struct PeriodFacts {
     pub idle_entries: Option<u64>,
     /// Time in idle states, over the allowed CPUs; polling idle included.
     pub idle_ns: Option<u64>,
-    /// Time in which at least one thread was runnable and did not run (PSI `some`, or the sum of run-queue waits).
+    /// Time the program's threads spent runnable without running, summed over threads.
     pub waiting_ns: Option<u64>,
-    /// Context switches.
+    /// How often a thread of the program was switched in.
     pub switches: Option<u64>,
-    /// Work done, by the best count there is.
+    /// Read and write system calls of the program.
+    #[serde(default)]
+    pub io_calls: Option<u64>,
+    /// Work done, by the program's own count.
     pub progress: Option<Progress>,
     /// Live threads of the program.
     pub threads: u32,

@@ -4,7 +4,7 @@
 //! the channels differ by a factor of fifty, so the caller chooses per sample how much it wants to know.
 
 use crate::tree::{Stat, Tree};
-use muster_model::{CpuSet, PeriodFacts, Progress, ProgressKind};
+use muster_model::{CpuSet, PeriodFacts};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -76,7 +76,7 @@ struct Totals {
     busy_ns: Option<u64>,
     waiting_ns: Option<u64>,
     switches: Option<u64>,
-    progress: Option<(ProgressKind, f64)>,
+    io_calls: Option<u64>,
 }
 
 /// Reads a program's counters period by period.
@@ -87,11 +87,9 @@ pub struct Sampler {
     cpu: CpuChannel,
     idle_usage: Vec<Counter>,
     idle_time: Vec<Counter>,
-    pressure: Option<Counter>,
     stat: Option<Counter>,
-    io: HashMap<u32, Counter>,
-    io_ended: f64,
-    io_last: HashMap<u32, f64>,
+    io: PerTask<1>,
+    schedstat: PerTask<2>,
     buffer: Vec<u8>,
     signals: Totals,
     full: Totals,
@@ -105,11 +103,9 @@ impl Sampler {
             cpu: cpu_channel(cgroup),
             idle_usage: idle("usage"),
             idle_time: idle("time"),
-            pressure: Counter::open("/proc/pressure/cpu"),
             stat: Counter::open("/proc/stat"),
-            io: HashMap::new(),
-            io_ended: 0.0,
-            io_last: HashMap::new(),
+            io: PerTask::default(),
+            schedstat: PerTask::default(),
             buffer: Vec::new(),
             signals: Totals::default(),
             full: Totals::default(),
@@ -148,9 +144,6 @@ impl Sampler {
         let difference = |now: Option<u64>, before: Option<u64>| Some(now?.saturating_sub(before?));
         let cpu_ns = now.cpu_ns.saturating_sub(before.cpu_ns);
         let busy_ns = difference(now.busy_ns, before.busy_ns);
-        let progress = now.progress.zip(before.progress).and_then(|((kind, now), (kind_before, before))| {
-            (kind == kind_before).then_some(Progress { kind, count: (now - before).max(0.0) })
-        });
         PeriodFacts {
             now_ns: now.now_ns,
             period_ns: now.now_ns.saturating_sub(before.now_ns),
@@ -162,8 +155,9 @@ impl Sampler {
             idle_ns: difference(now.idle_ns, before.idle_ns),
             waiting_ns: difference(now.waiting_ns, before.waiting_ns),
             switches: difference(now.switches, before.switches),
-            progress,
-            threads: 0,
+            io_calls: difference(now.io_calls, before.io_calls),
+            progress: None,
+            threads: self.tree.threads().count() as u32,
             pairs: None,
         }
     }
@@ -177,9 +171,9 @@ impl Sampler {
             ..Totals::default()
         };
         if detail == Detail::Full {
-            totals.waiting_ns = self.waiting_ns();
-            (totals.switches, totals.busy_ns) = self.switches_and_busy_ns();
-            totals.progress = self.io_calls().map(|calls| (ProgressKind::IoCalls, calls));
+            totals.busy_ns = self.busy_ns();
+            [totals.io_calls] = self.io_calls().map(Some);
+            [totals.waiting_ns, totals.switches] = self.waiting_ns_and_switches().map(Some);
         }
         totals
     }
@@ -205,43 +199,81 @@ impl Sampler {
         }
     }
 
-    /// System-wide time in which at least one task waited for a CPU (Documentation/accounting/psi.rst).
-    fn waiting_ns(&mut self) -> Option<u64> {
-        Some(field(self.pressure.as_ref()?.read(&mut self.buffer)?, "total=")? * 1000)
+    /// Busy time of the allowed CPUs (proc_stat(5)).
+    fn busy_ns(&mut self) -> Option<u64> {
+        let text = self.stat.as_ref()?.read(&mut self.buffer)?;
+        busy_ticks(text, &self.allowed).map(|ticks| ticks * TICK_NS)
     }
 
-    /// Context switches of the whole system and busy time of the allowed CPUs (proc_stat(5)).
-    fn switches_and_busy_ns(&mut self) -> (Option<u64>, Option<u64>) {
-        let Some(text) = self.stat.as_ref().and_then(|stat| stat.read(&mut self.buffer)) else { return (None, None) };
-        (field(text, "\nctxt "), busy_ticks(text, &self.allowed).map(|ticks| ticks * TICK_NS))
+    /// Read and write system calls of all processes (proc_pid_io(5)).
+    fn io_calls(&mut self) -> [u64; 1] {
+        let path = |pid| format!("/proc/{pid}/io");
+        let read = |text: &str| Some([field(text, "syscr: ")? + field(text, "syscw: ")?]);
+        self.io.totals(self.tree.processes().map(|process| process.id), path, read, &mut self.buffer)
     }
 
-    /// Read and write system calls of all processes, ended ones as last seen (proc_pid_io(5)).
-    fn io_calls(&mut self) -> Option<f64> {
-        let mut last = HashMap::with_capacity(self.io_last.len());
-        for process in self.tree.processes() {
-            let counter = match self.io.entry(process.id) {
-                std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::hash_map::Entry::Vacant(entry) => {
-                    let Some(counter) = Counter::open(format!("/proc/{}/io", process.id)) else { continue };
-                    entry.insert(counter)
-                }
+    /// Run-queue waiting time and switch-ins of all threads (Documentation/scheduler/sched-stats.rst).
+    fn waiting_ns_and_switches(&mut self) -> [u64; 2] {
+        let path = |tid| format!("/proc/{tid}/schedstat");
+        let read = |text: &str| {
+            let mut words = text.split_ascii_whitespace().skip(1).map_while(|word| word.parse().ok());
+            Some([words.next()?, words.next()?])
+        };
+        self.schedstat.totals(self.tree.threads().take(MAX_THREADS), path, read, &mut self.buffer)
+    }
+}
+
+/// More threads than this are not read one by one: at 0.6 us each they would cost more than they tell.
+const MAX_THREADS: usize = 256;
+
+/// Cumulative numbers of many tasks; those of ended tasks are kept as last seen.
+#[derive(Debug)]
+struct PerTask<const N: usize> {
+    live: HashMap<u32, (Counter, [u64; N])>,
+    ended: [u64; N],
+}
+
+impl<const N: usize> Default for PerTask<N> {
+    fn default() -> Self {
+        Self { live: HashMap::new(), ended: [0; N] }
+    }
+}
+
+impl<const N: usize> PerTask<N> {
+    /// The totals over `tasks`.
+    fn totals(
+        &mut self,
+        tasks: impl Iterator<Item = u32>,
+        path: impl Fn(u32) -> String,
+        read: impl Fn(&str) -> Option<[u64; N]>,
+        buffer: &mut Vec<u8>,
+    ) -> [u64; N] {
+        let mut live = HashMap::with_capacity(self.live.len());
+        for task in tasks {
+            let (counter, last) = match self.live.remove(&task) {
+                Some(known) => known,
+                None => match Counter::open(path(task)) {
+                    Some(counter) => (counter, [0; N]),
+                    None => continue,
+                },
             };
-            let Some(text) = counter.read(&mut self.buffer) else { continue };
-            let calls = field(text, "syscr: ")? + field(text, "syscw: ")?;
-            self.io_last.remove(&process.id);
-            last.insert(process.id, calls as f64);
+            match counter.read(buffer).and_then(&read) {
+                Some(now) => drop(live.insert(task, (counter, now))),
+                None => add(&mut self.ended, &last),
+            }
         }
-        self.io_ended += self.io_last.values().sum::<f64>();
-        self.io.retain(|pid, _| last.contains_key(pid));
-        self.io_last = last;
-        Some(self.io_ended + self.io_last.values().sum::<f64>())
+        for (_, (_, last)) in self.live.drain() {
+            add(&mut self.ended, &last);
+        }
+        self.live = live;
+        let mut totals = self.ended;
+        self.live.values().for_each(|(_, now)| add(&mut totals, now));
+        totals
     }
+}
 
-    /// Live threads of the program.
-    pub fn threads(&self) -> u32 {
-        self.tree.processes().filter_map(|process| Stat::of(process.id)).map(|stat| stat.threads).sum()
-    }
+fn add<const N: usize>(totals: &mut [u64; N], more: &[u64; N]) {
+    totals.iter_mut().zip(more).for_each(|(total, more)| *total += more);
 }
 
 /// `/proc/stat` counts in ticks of USER_HZ, which is 100 on every Linux architecture muster runs on.

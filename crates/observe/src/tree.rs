@@ -60,6 +60,13 @@ impl Stat {
     }
 }
 
+/// A process of the program and its threads, as of the last refresh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Member {
+    start_ticks: u64,
+    threads: Vec<u32>,
+}
+
 /// The processes of a program: its root and all descendants, also those whose parents have ended.
 #[derive(Debug, Clone)]
 pub struct Tree {
@@ -67,7 +74,7 @@ pub struct Tree {
     /// A process whose orphaned descendants were given to `reaper` by the kernel (PR_SET_CHILD_SUBREAPER, prctl(2)).
     reaper: Option<u32>,
     not_ours: Vec<u32>,
-    members: BTreeMap<u32, u64>,
+    members: BTreeMap<u32, Member>,
     cgroup_procs: Option<PathBuf>,
 }
 
@@ -80,7 +87,7 @@ impl Tree {
             root: Identity { id: root, start_ticks },
             reaper,
             not_ours: Vec::new(),
-            members: BTreeMap::from([(root, start_ticks)]),
+            members: BTreeMap::from([(root, Member { start_ticks, threads: vec![root] })]),
             cgroup_procs: None,
         };
         tree.refresh();
@@ -108,31 +115,42 @@ impl Tree {
 
     /// The processes found at the last refresh.
     pub fn processes(&self) -> impl Iterator<Item = Identity> + '_ {
-        self.members.iter().map(|(&id, &start_ticks)| Identity { id, start_ticks })
+        self.members.iter().map(|(&id, member)| Identity { id, start_ticks: member.start_ticks })
     }
 
-    /// Looks again; costs one read per member thread (or one for the cgroup).
+    /// The threads found at the last refresh, of all processes.
+    pub fn threads(&self) -> impl Iterator<Item = u32> + '_ {
+        self.members.values().flat_map(|member| member.threads.iter().copied())
+    }
+
+    /// Looks again; costs a few microseconds per process and one read per thread.
     pub fn refresh(&mut self) {
         let mut found = BTreeMap::new();
         let mut pending: Vec<u32> = match &self.cgroup_procs {
             Some(procs) => list(&fs::read_to_string(procs).unwrap_or_default()),
-            None => self.members.keys().copied().chain(self.reaper.into_iter().flat_map(children)).collect(),
+            None => self.members.keys().copied().chain(self.reaper.into_iter().flat_map(reaped_by)).collect(),
         };
         while let Some(pid) = pending.pop() {
             if found.contains_key(&pid) || self.not_ours.contains(&pid) {
                 continue;
             }
-            let Some(stat) = Stat::of(pid) else { continue };
-            let reused = self.members.get(&pid).is_some_and(|&start| start != stat.start_ticks);
-            if stat.is_dead() || (reused && self.cgroup_procs.is_none() && !found.contains_key(&stat.parent)) {
+            let Some(stat) = Stat::of(pid).filter(|stat| !stat.is_dead()) else { continue };
+            let is_known = self.members.get(&pid).is_some_and(|known| known.start_ticks == stat.start_ticks);
+            let is_ours = is_known || self.cgroup_procs.is_some() || self.is_descendant(stat.parent, &found);
+            if !is_ours {
                 continue;
             }
-            found.insert(pid, stat.start_ticks);
+            let threads = threads(pid);
             if self.cgroup_procs.is_none() {
-                pending.extend(children(pid));
+                pending.extend(threads.iter().flat_map(|&tid| children(pid, tid)));
             }
+            found.insert(pid, Member { start_ticks: stat.start_ticks, threads });
         }
         self.members = found;
+    }
+
+    fn is_descendant(&self, parent: u32, found: &BTreeMap<u32, Member>) -> bool {
+        found.contains_key(&parent) || self.reaper == Some(parent)
     }
 
     /// Whether any process of the program was alive at the last refresh.
@@ -150,13 +168,14 @@ pub fn threads(pid: u32) -> Vec<u32> {
     threads
 }
 
-/// The children of every thread of a process (proc_tid_children(5)).
-fn children(pid: u32) -> Vec<u32> {
-    threads(pid)
-        .into_iter()
-        .filter_map(|tid| fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).ok())
-        .flat_map(|text| list(&text))
-        .collect()
+/// The children of one thread (proc_tid_children(5)).
+fn children(pid: u32, tid: u32) -> Vec<u32> {
+    fs::read_to_string(format!("/proc/{pid}/task/{tid}/children")).map(|text| list(&text)).unwrap_or_default()
+}
+
+/// The children of every thread of `pid`.
+fn reaped_by(pid: u32) -> Vec<u32> {
+    threads(pid).into_iter().flat_map(|tid| children(pid, tid)).collect()
 }
 
 fn list(text: &str) -> Vec<u32> {
