@@ -3,7 +3,7 @@
 //! Reads /proc, sysfs and cgroup files and CPU clocks; every file is opened once and re-read in place. The prices of
 //! the channels differ by a factor of fifty, so the caller chooses per sample how much it wants to know.
 
-use crate::tree::{Stat, Tree};
+use crate::tree::Tree;
 use muster_model::{CpuSet, PeriodFacts};
 use std::collections::HashMap;
 use std::fs::{self, File};
