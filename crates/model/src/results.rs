@@ -80,7 +80,7 @@ pub struct Range {
 pub struct Comparison {
     /// The program under comparison.
     pub command: String,
-    /// What the metric counts (`runs` when each run's time is what is compared).
+    /// What the metric counts (`runs` when each run's time is what is compared). Speeds are in this per second.
     pub metric: String,
     /// The arms in the order in which they were alternated; the first is the baseline.
     pub arms: Vec<Arm>,
@@ -93,7 +93,10 @@ pub struct Comparison {
 pub struct Arm {
     /// Its name (`plain`, `auto`, `consolidate` ...).
     pub name: String,
-    /// One entry per counted run.
+    /// The command that was put before the program; empty for `plain`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub prefix: Vec<String>,
+    /// One entry per round, so that runs with the same index in all arms belong together.
     pub runs: Vec<Run>,
     /// Median speed (units of the metric per second, or 1/time).
     pub median_speed: f64,
@@ -101,8 +104,15 @@ pub struct Arm {
     pub spread: f64,
     /// Speed relative to the first arm, with a 95 % confidence interval; `None` for the first arm.
     pub speed_ratio: Option<Range>,
-    /// CPU time per unit of work relative to the first arm, likewise.
+    /// CPU time of the program per unit of work relative to the first arm, likewise.
     pub cpu_ratio: Option<Range>,
+    /// CPU time of the whole machine per unit of work relative to the first arm, likewise; polling idle is in it where
+    /// cpuidle shows it.
+    #[serde(default)]
+    pub machine_cpu_ratio: Option<Range>,
+    /// What can be said of this arm against the first, in one sentence; `None` for the first arm.
+    #[serde(default)]
+    pub verdict: Option<String>,
 }
 
 /// One run of one arm.
@@ -112,11 +122,14 @@ pub struct Run {
     pub wall_ns: u64,
     /// Units of work per second, by the metric; 1/time without one.
     pub speed: f64,
-    /// CPU time of the program under comparison (a server and its load together).
+    /// CPU time of the program under comparison (a server and its load together), and of the remedy around it.
     pub cpu_ns: u64,
     /// CPU time that everything on the machine used, this program included, polling idle included where it is known.
     pub machine_busy_ns: u64,
-    /// Entries into idle, over all CPUs.
+    /// Part of `machine_busy_ns` spent polling in idle, where cpuidle shows it.
+    #[serde(default)]
+    pub polling_ns: Option<u64>,
+    /// Entries into idle states that give the CPU up (polling is not one), over all CPUs.
     pub idle_entries: Option<u64>,
     /// Context switches, over all CPUs.
     pub switches: Option<u64>,

@@ -1,1 +1,8 @@
-//! To be filled.
+//! Results as people read them: terminal tables and one self-contained HTML page.
+//!
+//! This room turns values of `model::results` into text. It reads no clock and no system, and touches a file only in
+//! [`input`], which reads the result files that it is pointed to. Equal input gives equal bytes.
+
+pub mod format;
+pub mod judge;
+pub mod table;

@@ -1,0 +1,67 @@
+//! How far a simulation is from its paper: errors by kind (DESIGN section 4).
+
+use crate::format::percent;
+use muster_model::results::{StudyKind, StudyNumber};
+use muster_stats::geometric_mean_error;
+
+/// Shares below this many percent are judged by absolute points, not by ratio (DESIGN section 4).
+const POINTS_BELOW_PERCENT: f64 = 5.0;
+
+/// The judged numbers of one kind together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct KindError {
+    /// Which kind.
+    pub kind: StudyKind,
+    /// How many numbers have a relative error.
+    pub judged: usize,
+    /// exp(mean error) - 1.
+    pub geometric_mean: f64,
+    /// The largest |ln(simulated / paper)|.
+    pub worst: f64,
+}
+
+/// The errors of each judged kind that has any, predicted first.
+pub fn errors_by_kind(numbers: &[StudyNumber]) -> Vec<KindError> {
+    let of_kind = |kind| {
+        let judged = numbers.iter().filter(|number| number.kind == kind && !is_in_points(number));
+        let errors: Vec<f64> = judged.filter_map(|number| number.error).collect();
+        let worst = errors.iter().copied().fold(0.0, f64::max);
+        let geometric_mean = geometric_mean_error(&errors)?;
+        Some(KindError { kind, judged: errors.len(), geometric_mean, worst })
+    };
+    [StudyKind::Predicted, StudyKind::Calibrated].into_iter().filter_map(of_kind).collect()
+}
+
+/// Whether a number's error is a difference in percentage points rather than a log ratio.
+pub fn is_in_points(number: &StudyNumber) -> bool {
+    number.unit == "%" && number.paper.is_some_and(|paper| paper.abs() < POINTS_BELOW_PERCENT)
+}
+
+/// A number's error as text: `12.3 %`, `1.2 points` or `-`.
+pub fn error_text(number: &StudyNumber) -> String {
+    match number.error {
+        None => "-".to_owned(),
+        Some(error) if is_in_points(number) => format!("{error:.1} points"),
+        Some(error) => percent(error.exp_m1()),
+    }
+}
+
+/// The kind in one word.
+pub fn kind_word(kind: StudyKind) -> &'static str {
+    match kind {
+        StudyKind::Calibrated => "calibrated",
+        StudyKind::Predicted => "predicted",
+        StudyKind::Contested => "contested",
+        StudyKind::Withheld => "withheld",
+    }
+}
+
+/// The kind as a table's title.
+pub fn kind_title(kind: StudyKind) -> &'static str {
+    match kind {
+        StudyKind::Calibrated => "Calibrated: the simulator's free parameters may be fitted to these",
+        StudyKind::Predicted => "Predicted: what the simulator is judged by",
+        StudyKind::Contested => "Contested: the paper contradicts itself, no reading is judged",
+        StudyKind::Withheld => "Withheld: the paper's value is kept back",
+    }
+}

@@ -1,0 +1,229 @@
+//! Tables for the terminal: a ledger, an explanation, a comparison, a study.
+//!
+//! Every table fits the terminal it is printed on; into a file or a pipe it is [`PLAIN_WIDTH`] wide.
+
+use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
+use crate::judge::{KindError, errors_by_kind};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets::UTF8_HORIZONTAL_ONLY};
+use muster_model::ledger::Confidence;
+use muster_model::results::{Arm, Comparison, Explanation, Prediction, StudyKind, StudyResults};
+use muster_model::{Account, Amount, Ledger};
+use std::fmt::Write;
+
+/// Width of a table that is not printed on a terminal.
+pub const PLAIN_WIDTH: u16 = 110;
+
+/// A ledger: account by account how much core time, which share, how sure, and where the number comes from.
+pub fn ledger(ledger: &Ledger) -> String {
+    ledger_at(ledger, terminal_width())
+}
+
+/// What `muster explain` found: findings, ledger, signals, remedies, channels.
+pub fn explanation(explanation: &Explanation) -> String {
+    explanation_at(explanation, terminal_width())
+}
+
+/// What `muster compare` measured: one row an arm, the verdicts below.
+pub fn comparison(comparison: &Comparison) -> String {
+    comparison_at(comparison, terminal_width())
+}
+
+/// What `muster study` computed beside the paper's numbers, and the errors of each kind.
+pub fn study(study: &StudyResults) -> String {
+    study_at(study, terminal_width())
+}
+
+fn ledger_at(ledger: &Ledger, width: u16) -> String {
+    let mut table = new_table(width, &["account", "core time", "share", "", "how sure", "from"]);
+    align_right(&mut table, &[1, 2]);
+    for account in Account::ALL {
+        if let Some(amount) = ledger.accounts.get(&account) {
+            table.add_row(ledger_row(account, amount, ledger.share(account)));
+        }
+    }
+    let cores = if ledger.cores == 1 { "core" } else { "cores" };
+    format!(
+        "{} on {} {cores}: {} of core time\n{}\n",
+        duration(ledger.wall_ns as f64),
+        ledger.cores,
+        duration(ledger.total_ns()),
+        table.trim_fmt()
+    )
+}
+
+fn ledger_row(account: Account, amount: &Amount, share: Option<f64>) -> [String; 6] {
+    let time = amount.time_ns().map(duration);
+    let (time, sure, from) = match amount {
+        Amount::Exact { .. } => (time.unwrap_or_default(), "exact".to_owned(), "booked by the simulator".to_owned()),
+        Amount::Accounted { confidence, source, .. } => {
+            (time.unwrap_or_default(), confidence_word(*confidence).to_owned(), source.clone())
+        }
+        Amount::Estimated { count: n, price_ns, confidence, source } => {
+            let product = format!("{} x {}: {source}", count(*n), duration(*price_ns));
+            (time.unwrap_or_default(), confidence_word(*confidence).to_owned(), product)
+        }
+        Amount::AtMost { time_ns, derivation } => {
+            (format!("<= {}", duration(*time_ns as f64)), "bound".to_owned(), derivation.clone())
+        }
+        Amount::NotObservable { reason } => ("-".to_owned(), "not observable here".to_owned(), reason.clone()),
+    };
+    let bar = share.map(|share| bar(share, 10)).unwrap_or_default();
+    [account.name().to_owned(), time, share.map(percent).unwrap_or_default(), bar, sure, from]
+}
+
+fn explanation_at(explanation: &Explanation, width: u16) -> String {
+    let mut text = format!("{}\n\n", explanation.command);
+    for finding in &explanation.findings {
+        let _ = writeln!(text, "  {finding}");
+    }
+    let _ = writeln!(text, "\nWhere the time went: {}", ledger_at(&explanation.ledger, width));
+    if !explanation.remedies.is_empty() {
+        let _ = writeln!(text, "What would help:\n{}\n", remedies(&explanation.remedies, width));
+    }
+    if !explanation.signals.is_empty() {
+        let mut table = new_table(width, &["signal", "value"]);
+        align_right(&mut table, &[1]);
+        for signal in &explanation.signals {
+            table.add_row([signal.name.clone(), with_unit(signal.value, &signal.unit)]);
+        }
+        let _ = writeln!(text, "What it rests on:\n{}\n", table.trim_fmt());
+    }
+    let _ = writeln!(text, "Channels read: {}", explanation.channels_used.join(", "));
+    for missing in &explanation.channels_missing {
+        let _ = writeln!(text, "Missing: {missing}");
+    }
+    text
+}
+
+fn remedies(predictions: &[Prediction], width: u16) -> String {
+    let mut table = new_table(width, &["remedy", "speed", "CPU per work", "because", "command"]);
+    for prediction in predictions {
+        table.add_row([
+            prediction.remedy.clone(),
+            prediction.speed.as_ref().map_or("not known".to_owned(), ratio_range),
+            prediction.cpu_per_work.as_ref().map_or("not known".to_owned(), ratio_range),
+            prediction.because.clone(),
+            prediction.command.clone().unwrap_or_default(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+fn comparison_at(comparison: &Comparison, width: u16) -> String {
+    let speed = format!("{}/s", comparison.metric);
+    let mut table = new_table(
+        width,
+        &[
+            "arm",
+            "runs",
+            &speed,
+            "spread",
+            "speed (95 % CI)",
+            "CPU per work (95 % CI)",
+            "machine's",
+            "halts/s",
+            "switches/s",
+        ],
+    );
+    align_right(&mut table, &[1, 2, 3, 7, 8]);
+    for arm in &comparison.arms {
+        table.add_row(arm_row(arm));
+    }
+    let mut text = format!("{}\n\n{}\n", comparison.command, table.trim_fmt());
+    for verdict in comparison.arms.iter().filter_map(|arm| arm.verdict.as_deref()) {
+        let _ = writeln!(text, "  {verdict}");
+    }
+    for note in &comparison.notes {
+        let _ = writeln!(text, "  note: {note}");
+    }
+    text
+}
+
+fn arm_row(arm: &Arm) -> [String; 9] {
+    let range = |range: &Option<_>| range.as_ref().map_or("1".to_owned(), ratio_range);
+    let rates = |of: fn(&muster_model::results::Run) -> Option<u64>| {
+        let rates: Option<Vec<f64>> =
+            arm.runs.iter().map(|run| of(run).map(|n| n as f64 * 1e9 / run.wall_ns.max(1) as f64)).collect();
+        rates.and_then(|rates| muster_stats::median(&rates)).map_or("-".to_owned(), significant)
+    };
+    let spread = if arm.median_speed > 0.0 { percent(arm.spread / arm.median_speed) } else { "-".to_owned() };
+    [
+        arm.name.clone(),
+        arm.runs.len().to_string(),
+        significant(arm.median_speed),
+        format!("± {spread}"),
+        range(&arm.speed_ratio),
+        range(&arm.cpu_ratio),
+        range(&arm.machine_cpu_ratio),
+        rates(|run| run.idle_entries),
+        rates(|run| run.switches),
+    ]
+}
+
+fn study_at(study: &StudyResults, width: u16) -> String {
+    let mut text = format!("study {} (seed {})\n", study.study, study.seed);
+    for kind in [StudyKind::Predicted, StudyKind::Calibrated, StudyKind::Contested, StudyKind::Withheld] {
+        let numbers: Vec<_> = study.numbers.iter().filter(|number| number.kind == kind).collect();
+        if numbers.is_empty() {
+            continue;
+        }
+        let mut table = new_table(width, &["figure", "row", "column", "paper", "simulated", "error"]);
+        align_right(&mut table, &[3, 4, 5]);
+        for number in numbers {
+            let paper = number.paper.map(|value| with_unit(value, &number.unit));
+            table.add_row([
+                number.figure.clone(),
+                number.row.clone(),
+                number.column.clone(),
+                paper.or_else(|| number.paper_bound.clone()).unwrap_or_else(|| "-".to_owned()),
+                with_unit(number.simulated, &number.unit),
+                crate::judge::error_text(number),
+            ]);
+        }
+        let _ = write!(text, "\n{}\n{}\n", crate::judge::kind_title(kind), table.trim_fmt());
+    }
+    for KindError { kind, judged, geometric_mean, worst } in errors_by_kind(&study.numbers) {
+        let _ = writeln!(
+            text,
+            "{}: {judged} numbers judged, geometric mean error {}, worst {}",
+            crate::judge::kind_word(kind),
+            percent(geometric_mean),
+            ratio(worst.exp()),
+        );
+    }
+    text
+}
+
+/// A bar of `width` characters for a share of 1, in eighths of a character.
+fn bar(share: f64, width: usize) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    let eighths = (share.clamp(0.0, 1.0) * width as f64 * 8.0).round() as usize;
+    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+fn confidence_word(confidence: Confidence) -> &'static str {
+    match confidence {
+        Confidence::Low => "low",
+        Confidence::Medium => "medium",
+        Confidence::High => "high",
+    }
+}
+
+fn terminal_width() -> u16 {
+    Table::new().width().unwrap_or(PLAIN_WIDTH).max(60)
+}
+
+fn new_table(width: u16, header: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    table.set_header(header.iter().map(|title| Cell::new(*title)));
+    table
+}
+
+fn align_right(table: &mut Table, columns: &[usize]) {
+    for &index in columns {
+        if let Some(column) = table.column_mut(index) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
