@@ -4,3 +4,4 @@
 //! run replays to the same decisions.
 
 pub mod consolidate;
+pub mod predict;
