@@ -60,10 +60,16 @@ pub struct PeriodFacts {
     pub user_ns: Option<u64>,
     /// CPU time of everything else on the allowed CPUs, steal included.
     pub foreign_ns: Option<u64>,
-    /// Entries into idle on the allowed CPUs.
+    /// Entries into idle states that halt, on the allowed CPUs.
     pub idle_entries: Option<u64>,
-    /// Time in idle states, over the allowed CPUs; polling idle included.
+    /// Time in idle states that halt, over the allowed CPUs.
     pub idle_ns: Option<u64>,
+    /// Entries into polling idle, on the allowed CPUs.
+    #[serde(default)]
+    pub poll_entries: Option<u64>,
+    /// Time in polling idle, over the allowed CPUs.
+    #[serde(default)]
+    pub poll_ns: Option<u64>,
     /// Time the program's threads spent runnable without running, summed over threads.
     pub waiting_ns: Option<u64>,
     /// How often a thread of the program was switched in.

@@ -73,6 +73,8 @@ struct Totals {
     cpu_ns: u64,
     idle_entries: Option<u64>,
     idle_ns: Option<u64>,
+    poll_entries: Option<u64>,
+    poll_ns: Option<u64>,
     busy_ns: Option<u64>,
     waiting_ns: Option<u64>,
     switches: Option<u64>,
@@ -85,8 +87,8 @@ pub struct Sampler {
     tree: Tree,
     allowed: CpuSet,
     cpu: CpuChannel,
-    idle_usage: Vec<Counter>,
-    idle_time: Vec<Counter>,
+    halting: IdleStates,
+    polling: IdleStates,
     stat: Option<Counter>,
     io: PerTask<1>,
     schedstat: PerTask<2>,
@@ -98,11 +100,11 @@ pub struct Sampler {
 impl Sampler {
     /// Starts to watch the processes of `tree` on the vCPUs `allowed`.
     pub fn new(tree: Tree, allowed: CpuSet, cgroup: &CgroupPaths) -> Self {
-        let idle = |file: &str| allowed.iter().flat_map(|cpu| idle_states(cpu, file)).collect();
+        let (polling, halting) = allowed.iter().flat_map(idle_states).partition::<Vec<_>, _>(|state| is_polling(state));
         let mut sampler = Self {
             cpu: cpu_channel(cgroup),
-            idle_usage: idle("usage"),
-            idle_time: idle("time"),
+            halting: IdleStates::open(&halting),
+            polling: IdleStates::open(&polling),
             stat: Counter::open("/proc/stat"),
             io: PerTask::default(),
             schedstat: PerTask::default(),
@@ -153,6 +155,8 @@ impl Sampler {
             foreign_ns: busy_ns.map(|busy_ns| busy_ns.saturating_sub(cpu_ns)),
             idle_entries: difference(now.idle_entries, before.idle_entries),
             idle_ns: difference(now.idle_ns, before.idle_ns),
+            poll_entries: difference(now.poll_entries, before.poll_entries),
+            poll_ns: difference(now.poll_ns, before.poll_ns),
             waiting_ns: difference(now.waiting_ns, before.waiting_ns),
             switches: difference(now.switches, before.switches),
             io_calls: difference(now.io_calls, before.io_calls),
@@ -166,8 +170,10 @@ impl Sampler {
         let mut totals = Totals {
             now_ns: monotonic_ns(),
             cpu_ns: self.cpu_ns(),
-            idle_entries: sum(&self.idle_usage, &mut self.buffer, 1),
-            idle_ns: sum(&self.idle_time, &mut self.buffer, 1000),
+            idle_entries: sum(&self.halting.usage, &mut self.buffer, 1),
+            idle_ns: sum(&self.halting.time, &mut self.buffer, 1000),
+            poll_entries: sum(&self.polling.usage, &mut self.buffer, 1),
+            poll_ns: sum(&self.polling.time, &mut self.buffer, 1000),
             ..Totals::default()
         };
         if detail == Detail::Full {
@@ -291,11 +297,31 @@ fn cpu_channel(cgroup: &CgroupPaths) -> CpuChannel {
     }
 }
 
-/// The `usage` or `time` files of a CPU's idle states (Documentation/admin-guide/pm/cpuidle.rst).
-fn idle_states(cpu: usize, file: &str) -> Vec<Counter> {
-    let folder = format!("/sys/devices/system/cpu/cpu{cpu}/cpuidle");
-    let Ok(states) = fs::read_dir(folder) else { return Vec::new() };
-    states.flatten().filter_map(|state| Counter::open(state.path().join(file))).collect()
+/// Counters of idle states (Documentation/admin-guide/pm/cpuidle.rst).
+#[derive(Debug)]
+struct IdleStates {
+    /// Entries.
+    usage: Vec<Counter>,
+    /// Microseconds.
+    time: Vec<Counter>,
+}
+
+impl IdleStates {
+    fn open(folders: &[PathBuf]) -> Self {
+        let all = |file| folders.iter().filter_map(|folder| Counter::open(folder.join(file))).collect();
+        Self { usage: all("usage"), time: all("time") }
+    }
+}
+
+/// The folders of a CPU's idle states; none where the kernel has no cpuidle driver.
+fn idle_states(cpu: usize) -> Vec<PathBuf> {
+    let Ok(states) = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}/cpuidle")) else { return Vec::new() };
+    states.flatten().map(|state| state.path()).collect()
+}
+
+/// Whether an idle state polls in the guest; the kernel names it so on every driver.
+fn is_polling(state: &Path) -> bool {
+    fs::read_to_string(state.join("name")).is_ok_and(|name| name.trim() == "POLL")
 }
 
 fn sum(counters: &[Counter], buffer: &mut Vec<u8>, unit: u64) -> Option<u64> {
