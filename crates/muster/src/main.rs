@@ -17,6 +17,9 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     // A line a subcommand: `Name(commands::name::Args)`; the doc comment of Args is its help.
+    #[command(hide = true)]
+    Guard(commands::guard::Args),
+    Undo(commands::undo::Args),
 }
 
 /// The user's input was wrong: reported as it stands, exit code 2.
@@ -27,8 +30,10 @@ pub struct BadInput(pub String);
 fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
-    let outcome = match Cli::parse().command {};
-    #[allow(unreachable_code)]
+    let outcome = match Cli::parse().command {
+        Command::Guard(args) => commands::guard::run(args),
+        Command::Undo(args) => commands::undo::run(args),
+    };
     exit_code(outcome)
 }
 

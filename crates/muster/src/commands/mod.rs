@@ -1,1 +1,4 @@
 //! One file a subcommand: `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
+
+pub mod guard;
+pub mod undo;
