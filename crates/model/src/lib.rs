@@ -9,7 +9,9 @@ pub mod facts;
 pub mod ledger;
 pub mod profile;
 pub mod results;
+pub mod study;
 pub mod topology;
+pub mod workload;
 
 pub use cpuset::CpuSet;
 pub use error::ModelError;
@@ -17,3 +19,4 @@ pub use facts::{PeriodFacts, Progress, ProgressKind, ThreadId, WakePair};
 pub use ledger::{Account, Amount, Ledger};
 pub use profile::{Price, PriceKind, Profile};
 pub use topology::{Cpu, Distance, Topology};
+pub use workload::Workload;

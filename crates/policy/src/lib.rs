@@ -4,4 +4,7 @@
 //! run replays to the same decisions.
 
 pub mod consolidate;
+pub mod idle;
 pub mod predict;
+pub mod wakeup;
+pub mod yielding;

@@ -1,0 +1,734 @@
+//! A workload: what a program's threads do, as data. A small language of phases, read from JSON.
+//!
+//! This module reads and validates; what a phase costs is the simulator's business. Times are nanoseconds. Whatever
+//! can be seen to be impossible without running it (unknown names, cycles in waits, barriers that not everybody
+//! passes equally often) is refused here.
+
+use crate::{CpuSet, ModelError};
+use serde::de::{self, MapAccess, Visitor, value::MapAccessDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Most threads a workload may have once its counts are known.
+pub const MAX_THREADS: u64 = 4096;
+/// Longest single duration: three hours.
+pub const MAX_NS: u64 = 10_800_000_000_000;
+/// Most repetitions of one loop, permits, pages or clock reads.
+pub const MAX_COUNT: u64 = 1_000_000_000;
+
+/// A program: its locks, barriers and conditions, and its threads in groups.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Workload {
+    /// Short name.
+    pub name: String,
+    /// What it stands for.
+    #[serde(default)]
+    pub description: String,
+    /// Where its structure and its parameters come from.
+    #[serde(default)]
+    pub sources: Vec<String>,
+    /// Locks by name.
+    #[serde(default)]
+    pub locks: BTreeMap<String, Lock>,
+    /// Barriers by name; every thread of every group that names one takes part in it.
+    #[serde(default)]
+    pub barriers: BTreeMap<String, Barrier>,
+    /// Conditions by name.
+    #[serde(default)]
+    pub conditions: BTreeMap<String, Condition>,
+    /// The threads.
+    pub groups: Vec<Group>,
+}
+
+/// How a lock waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Lock {
+    /// A futex-based mutex: a waiter blocks, a release wakes one waiter, which competes with newcomers.
+    Mutex,
+    /// A sleeping lock inside the kernel with hand-over in order of arrival, as Linux's rw-semaphore taken for writing.
+    KernelMutex,
+    /// A fair spin lock: waiters spin in order of arrival.
+    Spin,
+    /// Waiters spin up to `spin_ns` and then block as in a mutex.
+    SpinThenBlock {
+        /// How long a waiter spins.
+        spin_ns: u64,
+    },
+}
+
+/// How a barrier waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Barrier {
+    /// One futex that the last thread to arrive wakes completely (pthread_barrier_wait(3)).
+    Futex,
+    /// A mutex and a condition variable (the SPLASH-2 `BARRIER` macro): the broadcast wakes one thread and moves the
+    /// others to the mutex, where each wakes the next as it leaves.
+    Condvar,
+}
+
+/// A counting condition: `wake` gives permits, `wait` takes one and blocks while there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Condition {
+    /// Permits at the start.
+    #[serde(default)]
+    pub permits: u64,
+}
+
+/// Threads that do the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// Short name.
+    pub name: String,
+    /// How many.
+    pub count: Count,
+    /// The CPUs they are pinned to; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpus: Option<CpuSet>,
+    /// What each does, in order.
+    pub phases: Vec<Phase>,
+}
+
+/// A number of threads: fixed, or the experiment's thread count (written `"threads"`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// This many.
+    Fixed(u32),
+    /// As many as the experiment says.
+    Threads,
+}
+
+impl Count {
+    /// The number when the experiment's thread count is `threads`.
+    pub fn resolve(self, threads: u32) -> u32 {
+        match self {
+            Self::Fixed(count) => count,
+            Self::Threads => threads,
+        }
+    }
+}
+
+/// A duration in nanoseconds: fixed (a number) or drawn anew each time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Duration {
+    /// Always the same.
+    Fixed(u64),
+    /// Uniform between both ends, inclusive.
+    Uniform {
+        /// Lower end.
+        min: u64,
+        /// Upper end.
+        max: u64,
+    },
+    /// Exponential with this mean.
+    Exponential {
+        /// The mean.
+        mean: u64,
+    },
+}
+
+impl Duration {
+    /// The mean, rounded down.
+    pub fn mean(self) -> u64 {
+        match self {
+            Self::Fixed(ns) | Self::Exponential { mean: ns } => ns,
+            Self::Uniform { min, max } => min + (max.saturating_sub(min)) / 2,
+        }
+    }
+}
+
+/// What a thread does next.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Phase {
+    /// Computes.
+    Run {
+        /// How long.
+        ns: Duration,
+        /// Whether the group's threads share the work: each does its part of `ns`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        shared: bool,
+    },
+    /// Takes a lock, does something, and releases it.
+    Lock {
+        /// Which lock.
+        lock: String,
+        /// What is done while it is held.
+        phases: Vec<Phase>,
+    },
+    /// Waits at a barrier.
+    Barrier {
+        /// Which barrier.
+        barrier: String,
+    },
+    /// Takes a permit of a condition; blocks while there is none.
+    Wait {
+        /// Which condition.
+        condition: String,
+    },
+    /// Gives permits to a condition.
+    Wake {
+        /// Which condition.
+        condition: String,
+        /// How many permits.
+        #[serde(default = "one")]
+        count: u64,
+    },
+    /// Touches fresh pages: a minor fault each.
+    TouchMemory {
+        /// How many.
+        pages: u64,
+    },
+    /// Maps memory.
+    Map {
+        /// How many pages.
+        pages: u64,
+    },
+    /// Unmaps memory: every CPU that runs the process drops its translations.
+    Unmap {
+        /// How many pages.
+        pages: u64,
+    },
+    /// Reads the clock.
+    ReadClock {
+        /// How often.
+        #[serde(default = "one")]
+        times: u64,
+    },
+    /// A system call that does not block.
+    Syscall {
+        /// Time in the kernel, without entry and exit.
+        ns: Duration,
+    },
+    /// Sends bytes over the network.
+    Send {
+        /// How many.
+        bytes: u64,
+    },
+    /// Receives bytes from the network.
+    Receive {
+        /// How many.
+        bytes: u64,
+    },
+    /// Reads from a disk.
+    ReadDisk {
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Sleeps.
+    Sleep {
+        /// How long.
+        ns: Duration,
+    },
+    /// Starts a child process that does `phases`, and waits for it.
+    Fork {
+        /// What the child does.
+        phases: Vec<Phase>,
+    },
+    /// Repeats.
+    Loop {
+        /// How often.
+        times: u64,
+        /// Whether `times` is multiplied by the experiment's scale.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        scaled: bool,
+        /// What is repeated.
+        phases: Vec<Phase>,
+    },
+}
+
+fn one() -> u64 {
+    1
+}
+
+/// How often a loop runs at a scale: at least once.
+pub fn repetitions(times: u64, scaled: bool, scale: f64) -> u64 {
+    if scaled { ((times as f64 * scale).round() as u64).max(1) } else { times }
+}
+
+impl Phase {
+    /// The phase's name as it stands in a file.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Run { .. } => "run",
+            Self::Lock { .. } => "lock",
+            Self::Barrier { .. } => "barrier",
+            Self::Wait { .. } => "wait",
+            Self::Wake { .. } => "wake",
+            Self::TouchMemory { .. } => "touch-memory",
+            Self::Map { .. } => "map",
+            Self::Unmap { .. } => "unmap",
+            Self::ReadClock { .. } => "read-clock",
+            Self::Syscall { .. } => "syscall",
+            Self::Send { .. } => "send",
+            Self::Receive { .. } => "receive",
+            Self::ReadDisk { .. } => "read-disk",
+            Self::Sleep { .. } => "sleep",
+            Self::Fork { .. } => "fork",
+            Self::Loop { .. } => "loop",
+        }
+    }
+}
+
+impl Workload {
+    /// Reads a workload from JSON; `file` names it in errors.
+    ///
+    /// # Errors
+    /// On malformed JSON, an unknown field or name, a number out of range, or waits that can never end.
+    pub fn from_json(text: &str, file: &str) -> Result<Self, ModelError> {
+        let workload: Self = serde_json::from_str(text).map_err(|error| {
+            let found = error.to_string();
+            let found = found.split(" at line ").next().unwrap_or(&found).to_owned();
+            let allowed = "the workload language of docs/simulator.md";
+            ModelError::new(format!("{file}, line {}", error.line()), found, allowed)
+        })?;
+        workload.validate().map_err(|error| error.within(file))?;
+        Ok(workload)
+    }
+
+    /// Checks all that does not depend on the thread count.
+    fn validate(&self) -> Result<(), ModelError> {
+        if self.groups.is_empty() {
+            return Err(ModelError::new("groups", "none", "at least one group of threads"));
+        }
+        let mut names = BTreeSet::new();
+        for group in &self.groups {
+            let place = format!("groups.{}", group.name);
+            if !names.insert(&group.name) {
+                return Err(ModelError::new(place, "the name twice", "each group's name once"));
+            }
+            if group.count == Count::Fixed(0) {
+                return Err(ModelError::new(format!("{place}.count"), "0 threads", "1 or more, or \"threads\""));
+            }
+            if group.cpus.is_some_and(|cpus| cpus.is_empty()) {
+                return Err(ModelError::new(format!("{place}.cpus"), "no CPU", "at least one CPU"));
+            }
+            self.check_phases(&group.phases, &place, &mut Vec::new())?;
+        }
+        for (name, lock) in &self.locks {
+            if let Lock::SpinThenBlock { spin_ns } = lock {
+                range(&format!("locks.{name}.spin_ns"), *spin_ns, 0, MAX_NS)?;
+            }
+        }
+        for (name, condition) in &self.conditions {
+            range(&format!("conditions.{name}.permits"), condition.permits, 0, MAX_COUNT)?;
+        }
+        self.check_lock_order()?;
+        self.check_wait_cycles()
+    }
+
+    fn check_phases<'a>(&'a self, phases: &'a [Phase], place: &str, held: &mut Vec<&'a str>) -> Result<(), ModelError> {
+        for (index, phase) in phases.iter().enumerate() {
+            self.check_phase(phase, &format!("{place}.phases[{index}].{}", phase.name()), held)?;
+        }
+        Ok(())
+    }
+
+    fn check_phase<'a>(&'a self, phase: &'a Phase, place: &str, held: &mut Vec<&'a str>) -> Result<(), ModelError> {
+        match phase {
+            Phase::Run { ns, .. } | Phase::Syscall { ns } | Phase::Sleep { ns } => check_duration(*ns, place),
+            Phase::Lock { lock, phases } => {
+                known(lock, &self.locks, &format!("{place}.lock"), "lock")?;
+                if held.contains(&lock.as_str()) {
+                    let found = format!("`{lock}` while it is held");
+                    return Err(ModelError::new(
+                        format!("{place}.lock"),
+                        found,
+                        "a lock that the thread does not hold",
+                    ));
+                }
+                held.push(lock);
+                self.check_phases(phases, place, held)?;
+                held.pop();
+                Ok(())
+            }
+            Phase::Barrier { barrier } => {
+                known(barrier, &self.barriers, &format!("{place}.barrier"), "barrier")?;
+                match held.first() {
+                    Some(lock) => {
+                        let found = format!("a barrier while lock `{lock}` is held");
+                        Err(ModelError::new(place, found, "barriers outside of locks"))
+                    }
+                    None => Ok(()),
+                }
+            }
+            Phase::Wait { condition } => known(condition, &self.conditions, &format!("{place}.condition"), "condition"),
+            Phase::Wake { condition, count } => {
+                known(condition, &self.conditions, &format!("{place}.condition"), "condition")?;
+                range(&format!("{place}.count"), *count, 1, MAX_COUNT)
+            }
+            Phase::TouchMemory { pages } | Phase::Map { pages } | Phase::Unmap { pages } => {
+                range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
+            }
+            Phase::ReadClock { times } => range(&format!("{place}.times"), *times, 1, MAX_COUNT),
+            Phase::Send { bytes } | Phase::Receive { bytes } | Phase::ReadDisk { bytes } => {
+                range(&format!("{place}.bytes"), *bytes, 1, u64::MAX)
+            }
+            Phase::Fork { phases } => self.check_phases(phases, place, held),
+            Phase::Loop { times, phases, .. } => {
+                range(&format!("{place}.times"), *times, 1, MAX_COUNT)?;
+                self.check_phases(phases, place, held)
+            }
+        }
+    }
+
+    /// Two locks taken in both orders can deadlock.
+    fn check_lock_order(&self) -> Result<(), ModelError> {
+        let mut after: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for group in &self.groups {
+            visit(&group.phases, &mut |phase| {
+                if let Phase::Lock { lock, phases } = phase {
+                    visit(phases, &mut |inner| {
+                        if let Phase::Lock { lock: inner, .. } = inner {
+                            after.entry(lock).or_default().insert(inner);
+                        }
+                    });
+                }
+            });
+        }
+        // A lock is settled once every lock taken inside it is settled; a cycle never settles.
+        let mut settled: BTreeSet<&str> = BTreeSet::new();
+        loop {
+            let ready: Vec<&str> = self
+                .locks
+                .keys()
+                .map(String::as_str)
+                .filter(|lock| !settled.contains(lock))
+                .filter(|lock| after.get(lock).is_none_or(|inner| inner.is_subset(&settled)))
+                .collect();
+            if ready.is_empty() {
+                break;
+            }
+            settled.extend(ready);
+        }
+        match self.locks.keys().find(|lock| !settled.contains(lock.as_str())) {
+            Some(lock) => {
+                let found = format!("a cycle of locks taken inside each other, through `{lock}`");
+                Err(ModelError::new("locks", found, "nested locks in one order everywhere"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// A condition can be waited for only if it has permits or somebody can reach a `wake` of it.
+    fn check_wait_cycles(&self) -> Result<(), ModelError> {
+        let mut fed: BTreeSet<&str> =
+            self.conditions.iter().filter(|(_, c)| c.permits > 0).map(|(name, _)| name.as_str()).collect();
+        loop {
+            let before = fed.len();
+            for group in &self.groups {
+                let mut reached = true;
+                visit(&group.phases, &mut |phase| match phase {
+                    Phase::Wait { condition } => reached &= fed.contains(condition.as_str()),
+                    Phase::Wake { condition, .. } if reached => {
+                        fed.insert(condition);
+                    }
+                    _ => {}
+                });
+            }
+            if fed.len() == before {
+                break;
+            }
+        }
+        for group in &self.groups {
+            let mut stuck = None;
+            visit(&group.phases, &mut |phase| {
+                if let Phase::Wait { condition } = phase
+                    && !fed.contains(condition.as_str())
+                {
+                    stuck.get_or_insert(condition);
+                }
+            });
+            if let Some(condition) = stuck {
+                return Err(ModelError::new(
+                    format!("groups.{}", group.name),
+                    format!("a wait for condition `{condition}` that nobody can ever wake (a cycle of waits)"),
+                    "waits for conditions with permits, or with a wake that does not wait for them in turn",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks what depends on the thread count and the scale: sizes, barriers passed equally often, enough permits.
+    ///
+    /// # Errors
+    /// When there are too many threads, a barrier would be left waiting, or permits cannot suffice.
+    pub fn check_for(&self, threads: u32, scale: f64) -> Result<(), ModelError> {
+        let total: u64 = self.groups.iter().map(|group| u64::from(group.count.resolve(threads))).sum();
+        if total == 0 || total > MAX_THREADS {
+            let allowed = format!("1 to {MAX_THREADS} threads");
+            return Err(ModelError::new(format!("workload `{}`", self.name), format!("{total} threads"), allowed));
+        }
+        for barrier in self.barriers.keys() {
+            let mut passes = self.groups.iter().map(|group| passes(&group.phases, barrier, scale)).filter(|&n| n > 0);
+            let first = passes.next();
+            if let Some(other) = passes.find(|&n| Some(n) != first) {
+                let found = format!("{} and {other} passes by different groups", first.unwrap_or(0));
+                let allowed = "equally many passes by every group that uses it";
+                return Err(ModelError::new(format!("barriers.{barrier}"), found, allowed));
+            }
+        }
+        for (name, condition) in &self.conditions {
+            let (mut taken, mut given) = (0u64, condition.permits);
+            for group in &self.groups {
+                let (t, g) = permits(&group.phases, name, scale);
+                let threads = u64::from(group.count.resolve(threads));
+                taken = taken.saturating_add(t.saturating_mul(threads));
+                given = given.saturating_add(g.saturating_mul(threads));
+            }
+            if taken > given {
+                let found = format!("{taken} waits for {given} permits");
+                return Err(ModelError::new(
+                    format!("conditions.{name}"),
+                    found,
+                    "no more waits than permits and wakes",
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The workload as JSON.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a workload holds only what JSON can express")
+    }
+}
+
+/// Calls `f` on every phase in program order, outer phases first.
+fn visit<'a>(phases: &'a [Phase], f: &mut dyn FnMut(&'a Phase)) {
+    for phase in phases {
+        f(phase);
+        if let Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases } = phase {
+            visit(phases, f);
+        }
+    }
+}
+
+fn passes(phases: &[Phase], name: &str, scale: f64) -> u64 {
+    phases.iter().fold(0u64, |sum, phase| {
+        sum.saturating_add(match phase {
+            Phase::Barrier { barrier } => u64::from(barrier == name),
+            Phase::Lock { phases, .. } | Phase::Fork { phases } => passes(phases, name, scale),
+            Phase::Loop { times, scaled, phases } => {
+                passes(phases, name, scale).saturating_mul(repetitions(*times, *scaled, scale))
+            }
+            _ => 0,
+        })
+    })
+}
+
+fn permits(phases: &[Phase], name: &str, scale: f64) -> (u64, u64) {
+    phases.iter().fold((0u64, 0u64), |(taken, given), phase| {
+        let (t, g) = match phase {
+            Phase::Wait { condition } => (u64::from(condition == name), 0),
+            Phase::Wake { condition, count } => (0, if condition == name { *count } else { 0 }),
+            Phase::Lock { phases, .. } | Phase::Fork { phases } => permits(phases, name, scale),
+            Phase::Loop { times, scaled, phases } => {
+                let (t, g) = permits(phases, name, scale);
+                let times = repetitions(*times, *scaled, scale);
+                (t.saturating_mul(times), g.saturating_mul(times))
+            }
+            _ => (0, 0),
+        };
+        (taken.saturating_add(t), given.saturating_add(g))
+    })
+}
+
+fn known<T>(name: &str, map: &BTreeMap<String, T>, place: &str, what: &str) -> Result<(), ModelError> {
+    if map.contains_key(name) {
+        return Ok(());
+    }
+    let names = map.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let allowed = if names.is_empty() { format!("a {what} that the file declares (it declares none)") } else { names };
+    Err(ModelError::new(place, format!("unknown {what} `{name}`"), allowed))
+}
+
+fn range(place: &str, value: u64, min: u64, max: u64) -> Result<(), ModelError> {
+    if (min..=max).contains(&value) {
+        return Ok(());
+    }
+    Err(ModelError::new(place, value.to_string(), format!("{min} to {max}")))
+}
+
+fn check_duration(duration: Duration, place: &str) -> Result<(), ModelError> {
+    match duration {
+        Duration::Fixed(ns) => range(&format!("{place}.ns"), ns, 0, MAX_NS),
+        Duration::Exponential { mean } => range(&format!("{place}.ns.exponential.mean"), mean, 0, MAX_NS),
+        Duration::Uniform { min, max } => range(&format!("{place}.ns.uniform.max"), max, min, MAX_NS),
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+enum Drawn {
+    Uniform { min: u64, max: u64 },
+    Exponential { mean: u64 },
+}
+
+impl Serialize for Duration {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Fixed(ns) => serializer.serialize_u64(ns),
+            Self::Uniform { min, max } => Drawn::Uniform { min, max }.serialize(serializer),
+            Self::Exponential { mean } => Drawn::Exponential { mean }.serialize(serializer),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Duration {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Duration;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("nanoseconds, {\"uniform\": {\"min\", \"max\"}} or {\"exponential\": {\"mean\"}}")
+            }
+            fn visit_u64<E: de::Error>(self, ns: u64) -> Result<Duration, E> {
+                Ok(Duration::Fixed(ns))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Duration, A::Error> {
+                Ok(match Drawn::deserialize(MapAccessDeserializer::new(map))? {
+                    Drawn::Uniform { min, max } => Duration::Uniform { min, max },
+                    Drawn::Exponential { mean } => Duration::Exponential { mean },
+                })
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+impl Serialize for Count {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Self::Fixed(count) => serializer.serialize_u32(count),
+            Self::Threads => serializer.serialize_str("threads"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Count {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+        impl Visitor<'_> for Reader {
+            type Value = Count;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a number of threads, or \"threads\"")
+            }
+            fn visit_u64<E: de::Error>(self, count: u64) -> Result<Count, E> {
+                u32::try_from(count)
+                    .map(Count::Fixed)
+                    .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(count), &self))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Count, E> {
+                if text == "threads" {
+                    Ok(Count::Threads)
+                } else {
+                    Err(E::invalid_value(de::Unexpected::Str(text), &self))
+                }
+            }
+        }
+        deserializer.deserialize_any(Reader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn read(text: &str) -> Result<Workload, ModelError> {
+        Workload::from_json(text, "w.json")
+    }
+
+    fn group(phases: &str) -> String {
+        format!(
+            r#"{{"name":"w","locks":{{"a":{{"kind":"mutex"}},"b":{{"kind":"spin"}}}},
+               "barriers":{{"x":{{"kind":"futex"}}}},"conditions":{{"c":{{}},"d":{{}}}},
+               "groups":[{{"name":"g","count":"threads","phases":{phases}}}]}}"#
+        )
+    }
+
+    #[test]
+    fn reads_every_phase_and_writes_it_back() {
+        let text = group(
+            r#"[{"run":{"ns":5}},{"run":{"ns":{"uniform":{"min":1,"max":9}},"shared":true}},
+                {"lock":{"lock":"a","phases":[{"lock":{"lock":"b","phases":[]}}]}},{"barrier":{"barrier":"x"}},
+                {"wake":{"condition":"c"}},{"wait":{"condition":"c"}},{"touch-memory":{"pages":1}},
+                {"map":{"pages":1}},{"unmap":{"pages":1}},{"read-clock":{}},{"syscall":{"ns":{"exponential":{"mean":3}}}},
+                {"send":{"bytes":1}},{"receive":{"bytes":1}},{"read-disk":{"bytes":1}},{"sleep":{"ns":1}},
+                {"fork":{"phases":[]}},{"loop":{"times":3,"scaled":true,"phases":[]}}]"#,
+        );
+        let workload = read(&text).unwrap();
+        assert_eq!(workload.groups[0].phases.len(), 17);
+        assert_eq!(read(&workload.to_json()).unwrap(), workload);
+    }
+
+    #[test]
+    fn refuses_with_the_place_and_what_is_allowed() {
+        for (phases, wanted) in [
+            (
+                r#"[{"lock":{"lock":"z","phases":[]}}]"#,
+                "groups.g.phases[0].lock.lock: found unknown lock `z`; allowed: `a`, `b`",
+            ),
+            (r#"[{"jump":{}}]"#, "unknown variant `jump`"),
+            (r#"[{"run":{"ns":-5}}]"#, "nanoseconds"),
+            (r#"[{"run":{"ns":5,"x":1}}]"#, "unknown field `x`"),
+            (r#"[{"run":{"ns":{"uniform":{"min":5,"max":1}}}}]"#, "uniform.max"),
+            (r#"[{"loop":{"times":0,"phases":[]}}]"#, "times"),
+            (r#"[{"wait":{"condition":"c"}},{"wake":{"condition":"c"}}]"#, "cycle of waits"),
+            (
+                r#"[{"wait":{"condition":"c"}},{"wake":{"condition":"d"}},{"wait":{"condition":"d"}},{"wake":{"condition":"c"}}]"#,
+                "cycle of waits",
+            ),
+            (r#"[{"lock":{"lock":"a","phases":[{"lock":{"lock":"a","phases":[]}}]}}]"#, "while it is held"),
+            (
+                r#"[{"lock":{"lock":"a","phases":[{"lock":{"lock":"b","phases":[]}}]}},{"lock":{"lock":"b","phases":[{"lock":{"lock":"a","phases":[]}}]}}]"#,
+                "cycle of locks",
+            ),
+            (r#"[{"lock":{"lock":"a","phases":[{"barrier":{"barrier":"x"}}]}}]"#, "barrier while lock"),
+        ] {
+            let error = read(&group(phases)).unwrap_err().to_string();
+            assert!(error.starts_with("w.json") && error.contains(wanted), "{error}");
+        }
+        let none = r#"{"name":"w","groups":[{"name":"g","count":0,"phases":[]}]}"#;
+        assert!(read(none).unwrap_err().to_string().contains("0 threads"));
+        assert!(read(r#"{"name":"w","groups":[]}"#).is_err());
+    }
+
+    #[test]
+    fn counts_are_checked_once_they_are_known() {
+        let uneven = r#"{"name":"w","barriers":{"x":{"kind":"futex"}},"groups":[
+            {"name":"g","count":1,"phases":[{"barrier":{"barrier":"x"}}]},
+            {"name":"h","count":1,"phases":[{"loop":{"times":2,"phases":[{"barrier":{"barrier":"x"}}]}}]}]}"#;
+        assert!(read(uneven).unwrap().check_for(1, 1.0).unwrap_err().to_string().contains("1 and 2 passes"));
+        let starved = r#"{"name":"w","conditions":{"c":{"permits":1}},"groups":[
+            {"name":"g","count":"threads","phases":[{"wait":{"condition":"c"}}]}]}"#;
+        let workload = read(starved).unwrap();
+        assert!(workload.check_for(1, 1.0).is_ok());
+        assert!(workload.check_for(2, 1.0).unwrap_err().to_string().contains("2 waits for 1 permits"));
+        assert!(workload.check_for(0, 1.0).is_err() && workload.check_for(5000, 1.0).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_refused(text in "[\\[\\]{}\":,a-z0-9]{0,80}") {
+            let _ = read(&text);
+        }
+
+        #[test]
+        fn any_mutilation_is_read_or_refused(at in 0usize..400, with in "\\PC{0,3}") {
+            let text = group(r#"[{"run":{"ns":5}},{"lock":{"lock":"a","phases":[{"syscall":{"ns":7}}]}},{"barrier":{"barrier":"x"}}]"#);
+            let at = (0..=at.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap();
+            let broken = format!("{}{with}{}", &text[..at], &text[at..]);
+            if let Ok(workload) = read(&broken) {
+                prop_assert_eq!(read(&workload.to_json()).unwrap(), workload);
+            }
+        }
+    }
+}
