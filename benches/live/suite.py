@@ -17,7 +17,7 @@ BUILD = HERE / "build"
 PROGRAMS = HERE / "programs"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
     """One entry of suite.toml; the keys are documented there."""
 
