@@ -1,0 +1,151 @@
+//! Which settings are worth a trial, and which of those tried is best.
+
+use super::rates::{Rates, score, yardstick};
+use super::{Config, Objective};
+use crate::predict::{WakeSignals, awake_gain, consolidation_gain, poll_gain};
+use muster_model::CpuSet;
+use serde::{Deserialize, Serialize};
+
+/// A setting that can be tried.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Arm {
+    /// What muster found.
+    Base,
+    /// The program on so many vCPUs.
+    Narrow {
+        /// How many.
+        vcpus: u32,
+    },
+    /// All vCPUs, kept from halting by pause loops.
+    Awake,
+    /// All vCPUs, polling before they halt.
+    Poll,
+}
+
+impl Arm {
+    /// Whether the program gets fewer vCPUs than it may use.
+    pub fn is_narrow(self) -> bool {
+        matches!(self, Self::Narrow { .. })
+    }
+}
+
+/// How long idle vCPUs poll when muster makes them poll: Linux's own default (Documentation/virt/guest-halt-polling.rst).
+pub const POLL_LIMIT_NS: u64 = 200_000;
+
+/// A predicted speed from which a trial is worth its cost.
+const WORTH_TRYING: f64 = 1.2;
+/// A predicted CPU time per work from which a trial is worth its cost where cost is the objective.
+const CHEAP_ENOUGH: f64 = 0.8;
+/// Under polling idle the idle signals promise nothing; hand-overs this frequent are worth a look.
+const POLLS_WORTH_TRYING: f64 = 5_000.0;
+/// Up to this CPU rate a program under polling idle may be one whose threads work in turn.
+const IN_TURN: f64 = 1.15;
+/// A setting must be better than the one found by this factor to be preferred.
+const CLEARLY_BETTER: f64 = 1.05;
+/// Settings this close in speed count as equal, and the cheaper one wins.
+const ABOUT_EQUAL: f64 = 0.97;
+/// A held program that uses this share of its vCPUs may need more of them.
+const FULL: f64 = 0.9;
+/// A held program that would use less than this share of fewer vCPUs may do with fewer.
+const ROOMY: f64 = 0.7;
+/// Idle entries below this rate are the machine's own.
+const HALTS_FLOOR: f64 = 500.0;
+
+/// The settings worth a trial, given what the program does under the wide setting `under`; the most promising first.
+pub fn candidates(config: &Config, under: Arm, rates: &Rates) -> Vec<Arm> {
+    let mut arms = Vec::new();
+    if let Some(vcpus) = worth_narrowing(config, under, rates) {
+        arms.push(Arm::Narrow { vcpus });
+        // The prediction takes all work to fit together; where there is room, the trial also sees what it does not.
+        arms.extend(narrow(config, 2 * vcpus));
+    }
+    if under == Arm::Base && config.objective != Objective::Cost && rates.halts > HALTS_FLOOR {
+        arms.extend(not_halting(config, rates));
+    }
+    arms
+}
+
+/// The next wider and narrower settings that a program held on `vcpus` of its vCPUs may need by now.
+pub fn neighbours(config: &Config, vcpus: u32, rates: &Rates) -> impl Iterator<Item = Arm> {
+    let is_full = rates.cpu > FULL * f64::from(vcpus);
+    let has_room = vcpus > 1 && rates.cpu < ROOMY * f64::from(vcpus - 1);
+    let wider = is_full.then(|| narrow(config, vcpus + 1)).flatten();
+    wider.into_iter().chain(has_room.then_some(Arm::Narrow { vcpus: vcpus - 1 }))
+}
+
+/// `vcpus` of the program's vCPUs, if that is fewer than all.
+fn narrow(config: &Config, vcpus: u32) -> Option<Arm> {
+    (vcpus < config.allowed.len() as u32).then_some(Arm::Narrow { vcpus })
+}
+
+fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
+    if !config.permitted.consolidate || config.objective == Objective::Tail {
+        return None;
+    }
+    if rates.polls > POLLS_WORTH_TRYING && rates.polls > rates.halts {
+        return (rates.cpu <= IN_TURN).then_some(1).filter(|_| config.allowed.len() > 1);
+    }
+    if under != Arm::Base || rates.halts < HALTS_FLOOR {
+        return None;
+    }
+    let gain = consolidation_gain(&signals(config, rates), &config.prices)?;
+    let is_faster = gain.speed.value > WORTH_TRYING;
+    let is_cheaper =
+        config.objective == Objective::Cost && gain.cpu_per_work.value < CHEAP_ENOUGH && gain.speed.value > 1.0;
+    (is_faster || is_cheaper).then_some(gain.vcpus)
+}
+
+/// Polling where the guest can be told to, else pause loops.
+fn not_halting(config: &Config, rates: &Rates) -> Option<Arm> {
+    let signals = signals(config, rates);
+    let (arm, gain) = if config.permitted.poll && config.guest_halt_poll_ns == 0 {
+        (Arm::Poll, poll_gain(&signals, &config.prices, POLL_LIMIT_NS)?)
+    } else if config.permitted.awake {
+        (Arm::Awake, awake_gain(&signals, &config.prices)?)
+    } else {
+        return None;
+    };
+    let worth = if config.objective == Objective::Tail { 1.0 } else { WORTH_TRYING };
+    (gain.speed.value > worth).then_some(arm)
+}
+
+fn signals(config: &Config, rates: &Rates) -> WakeSignals {
+    WakeSignals {
+        vcpus: config.allowed.len() as u32,
+        cpu_rate: rates.cpu,
+        user_rate: None,
+        halts_per_s: rates.halts,
+        polling_rate: rates.polling,
+        blocks_per_s: rates.switches,
+        outside: None,
+    }
+}
+
+/// The best of the measured arms that `may` win; `None` when there is none.
+pub fn best(config: &Config, measured: &[(Arm, Rates)], may: impl Fn(Arm) -> bool) -> Option<Arm> {
+    let yardstick = yardstick(measured);
+    let scored = || {
+        measured.iter().filter(|(arm, _)| may(*arm)).map(|(arm, rates)| {
+            let bonus = if *arm == Arm::Base { CLEARLY_BETTER } else { 1.0 };
+            (*arm, rates, bonus * score(yardstick, *arm, rates, &config.prices))
+        })
+    };
+    let top = scored().map(|(_, _, score)| score).fold(0.0, f64::max);
+    let about_best = scored().filter(|(_, _, score)| *score >= ABOUT_EQUAL * top);
+    let cost = |rates: &Rates, score: f64| (rates.cpu + rates.polling) / score.max(1e-9);
+    about_best.min_by(|a, b| cost(a.1, a.2).total_cmp(&cost(b.1, b.2))).map(|(arm, ..)| arm)
+}
+
+/// Which `count` vCPUs: as many as possible from one last-level-cache domain, the highest numbers, because devices
+/// interrupt the lowest.
+pub fn vcpus(config: &Config, count: u32) -> CpuSet {
+    let domain = |cpu: usize| config.topology.llc_domain(cpu).intersection(&config.allowed);
+    let mut order: Vec<usize> = config.allowed.iter().collect();
+    // Largest domain first, domains apart, then the highest number.
+    order.sort_by_key(|&cpu| {
+        let domain = domain(cpu);
+        (std::cmp::Reverse(domain.len()), domain.iter().next(), std::cmp::Reverse(cpu))
+    });
+    order.into_iter().take(count.max(1) as usize).collect()
+}

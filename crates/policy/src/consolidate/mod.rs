@@ -1,0 +1,371 @@
+//! How many vCPUs a program should use, which, and what its idle vCPUs should do (Gleaner, sections 4 and 5).
+//!
+//! The controller watches the program in the setting it found. When the idle signals and the measured prices promise a
+//! gain, it tries the promising settings one after the other for a few milliseconds each, compares what was done in
+//! them, and holds the best. It lets go at once when the program enters another phase, tries again rarely otherwise,
+//! and backs off exponentially when nothing was gained.
+
+mod choose;
+mod rates;
+
+pub use choose::{Arm, candidates};
+pub use rates::{Rates, Yardstick};
+
+use choose::best;
+use muster_model::{CpuSet, PeriodFacts, ThreadId, Topology};
+use serde::{Deserialize, Serialize};
+
+/// What the user wants more of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// Work per second.
+    Speed,
+    /// Work per CPU second, at no loss of work per second.
+    Cost,
+    /// Short waits: keep vCPUs from halting.
+    Tail,
+}
+
+/// Which remedies the world at hand can apply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Permitted {
+    /// Restricting the program to fewer vCPUs.
+    pub consolidate: bool,
+    /// Keeping idle vCPUs busy with lowest-priority pause loops.
+    pub awake: bool,
+    /// Setting the guest's halt polling.
+    pub poll: bool,
+    /// Placing threads that wake each other on one vCPU while the others stay in use.
+    pub colocate: bool,
+}
+
+/// Measured prices the predictions rest on, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Prices {
+    /// Waking a thread on the waker's own vCPU (Table 1, A).
+    pub wake_same_cpu_ns: f64,
+    /// Waking a thread on another vCPU that is awake (Table 1, B).
+    pub wake_awake_ns: f64,
+    /// Waking a thread on another vCPU that has halted (Table 1, C).
+    pub wake_halted_ns: f64,
+}
+
+/// What the controller is told once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// The vCPUs the program may use at most (its limits before muster came).
+    pub allowed: CpuSet,
+    /// The machine's shape.
+    pub topology: Topology,
+    /// What waking costs here.
+    pub prices: Prices,
+    /// What the user wants more of.
+    pub objective: Objective,
+    /// What can be done here.
+    pub permitted: Permitted,
+    /// The guest's halt polling as muster found it; 0 where idle vCPUs halt at once.
+    pub guest_halt_poll_ns: u64,
+}
+
+/// What idle vCPUs do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum IdleMode {
+    /// What they did before muster came.
+    Untouched,
+    /// Lowest-priority pause loops keep them from halting.
+    Awake,
+    /// The guest polls up to `limit_ns` before it halts.
+    Poll {
+        /// `guest_halt_poll_ns`.
+        limit_ns: u64,
+    },
+}
+
+/// Threads that belong together, and where.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// The threads.
+    pub threads: Vec<ThreadId>,
+    /// The vCPUs they may use.
+    pub cpus: CpuSet,
+}
+
+/// How much the next period's facts should tell; what a world gets for nothing it may always tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wanted {
+    /// CPU time and idle counters.
+    Signals,
+    /// Everything, counted since the last time everything was wanted.
+    Everything,
+}
+
+/// What to do until the next period ends.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The vCPUs the program's threads may run on; a subset of [`Config::allowed`], never empty.
+    pub active: CpuSet,
+    /// Threads to be placed more narrowly than `active`, where pairs are known.
+    pub groups: Vec<Group>,
+    /// What idle vCPUs of `active` do.
+    pub idle: IdleMode,
+    /// Whether runnable threads that share a vCPU are to be spread over `active` now: a scheduler's own balancing takes
+    /// tens of milliseconds.
+    pub spread: bool,
+    /// Length of the next period.
+    pub next_period_ns: u64,
+    /// What the next facts should tell.
+    pub wanted: Wanted,
+    /// Why, for traces and people.
+    pub why: Reason,
+}
+
+/// Why a decision was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reason {
+    /// Nothing to gain is in sight.
+    Watching,
+    /// A setting was just applied and has to take effect.
+    Settling,
+    /// A setting is being measured.
+    Measuring,
+    /// A setting pays and is kept.
+    Holding,
+    /// The program entered another phase: back to the wide setting.
+    PhaseChanged,
+    /// No setting was better than the one found.
+    NothingGained,
+}
+
+/// Period while watching a program that gives no reason to look closer.
+const WATCH_PERIOD_NS: u64 = 4_000_000;
+/// Period while a signal is being confirmed or a held setting is watched for a change of phase.
+const CLOSE_PERIOD_NS: u64 = 2_000_000;
+/// Time a setting gets to take effect before it is measured.
+const SETTLE_NS: u64 = 1_000_000;
+/// Time for which a setting is measured.
+const MEASURE_NS: u64 = 5_000_000;
+/// First and longest time for which a verdict stands before it is looked at again.
+const HOLD_NS: (u64, u64) = (100_000_000, 3_200_000_000);
+/// A verdict that is older is no guide to a phase that looks the same.
+const MEMORY_NS: u64 = 10_000_000_000;
+/// Another phase: CPU time or hand-overs changed by more than this factor.
+const PHASE_FACTOR: f64 = 2.5;
+/// A program with more threads than this is looked at closely only every [`SPARSE`] periods while held.
+const MANY_THREADS: u32 = 16;
+/// See [`MANY_THREADS`].
+const SPARSE: u32 = 8;
+
+/// A trial of several arms.
+#[derive(Debug, Clone)]
+struct Trial {
+    measured: Vec<(Arm, Rates)>,
+    /// Arms still to be measured, the next one last.
+    pending: Vec<Arm>,
+    settling: bool,
+}
+
+#[derive(Debug, Clone)]
+enum State {
+    Watching { clear: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
+    Trying(Trial),
+    Holding { accepted: Option<Rates>, until_ns: u64, sparse: u32 },
+}
+
+/// The controller: one per program.
+#[derive(Debug, Clone)]
+pub struct Controller {
+    config: Config,
+    state: State,
+    arm: Arm,
+    /// The wide arm to fall back to: the setting found, or one that keeps vCPUs awake and proved better.
+    floor: Arm,
+    hold_ns: u64,
+    /// The last narrow winner and when it won.
+    learned: Option<(Arm, u64)>,
+}
+
+impl Controller {
+    /// A controller that has seen nothing yet and has changed nothing.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            state: State::Watching { clear: 0, quiet_until_ns: 0, at_verdict: None },
+            arm: Arm::Base,
+            floor: Arm::Base,
+            hold_ns: HOLD_NS.0,
+            learned: None,
+        }
+    }
+
+    /// Takes in one period and decides the next.
+    pub fn step(&mut self, facts: &PeriodFacts) -> Decision {
+        let rates = Rates::of(facts);
+        match std::mem::replace(&mut self.state, State::watching(0)) {
+            State::Watching { clear, quiet_until_ns, at_verdict } => {
+                self.watch(facts, rates, clear, quiet_until_ns, at_verdict)
+            }
+            State::Trying(trial) => self.measure(facts, rates, trial),
+            State::Holding { accepted, until_ns, sparse } => self.hold(facts, rates, accepted, until_ns, sparse),
+        }
+    }
+
+    /// In the wide setting: is there a reason to try something?
+    fn watch(
+        &mut self,
+        facts: &PeriodFacts,
+        rates: Rates,
+        clear: u32,
+        quiet_until_ns: u64,
+        at_verdict: Option<Rates>,
+    ) -> Decision {
+        let arms = candidates(&self.config, self.floor, &rates);
+        let another_phase = at_verdict.is_some_and(|verdict| rates.differs_from(&verdict, PHASE_FACTOR));
+        let quiet = facts.now_ns < quiet_until_ns && !another_phase;
+        if arms.is_empty() || quiet {
+            self.state = State::Watching { clear: 0, quiet_until_ns, at_verdict };
+            return self.decide(WATCH_PERIOD_NS, Wanted::Signals, Reason::Watching);
+        }
+        if let Some(arm) = self.remembered(facts.now_ns, &arms) {
+            return self.enter_hold(arm, None, facts.now_ns);
+        }
+        if clear == 0 || rates.switches.is_none() {
+            // Confirmed by a second period, which also tells everything.
+            self.state = State::Watching { clear: clear + 1, quiet_until_ns, at_verdict };
+            return self.decide(CLOSE_PERIOD_NS, Wanted::Everything, Reason::Watching);
+        }
+        self.start_trial(vec![(self.floor, rates)], arms)
+    }
+
+    /// A narrow arm that won not long ago and is promising again.
+    fn remembered(&self, now_ns: u64, arms: &[Arm]) -> Option<Arm> {
+        self.learned.filter(|(arm, at_ns)| now_ns - at_ns < MEMORY_NS && arms.contains(arm)).map(|(arm, _)| arm)
+    }
+
+    fn start_trial(&mut self, measured: Vec<(Arm, Rates)>, mut pending: Vec<Arm>) -> Decision {
+        pending.reverse();
+        self.next_arm(Trial { measured, pending, settling: true })
+    }
+
+    /// Applies the next arm of a trial that has one.
+    fn next_arm(&mut self, mut trial: Trial) -> Decision {
+        let was_narrow = self.arm.is_narrow();
+        self.arm = trial.pending.pop().expect("a trial goes on only with an arm to try");
+        trial.settling = true;
+        self.state = State::Trying(trial);
+        let mut decision = self.decide(SETTLE_NS, Wanted::Everything, Reason::Settling);
+        decision.spread = was_narrow && !self.arm.is_narrow();
+        decision
+    }
+
+    fn measure(&mut self, facts: &PeriodFacts, rates: Rates, mut trial: Trial) -> Decision {
+        if trial.settling {
+            trial.settling = false;
+            self.state = State::Trying(trial);
+            return self.decide(MEASURE_NS, Wanted::Everything, Reason::Measuring);
+        }
+        trial.measured.push((self.arm, rates));
+        if trial.pending.is_empty() { self.conclude(facts, &trial.measured) } else { self.next_arm(trial) }
+    }
+
+    /// All arms were measured: hold the best, or go back and leave the program alone for a while.
+    fn conclude(&mut self, facts: &PeriodFacts, measured: &[(Arm, Rates)]) -> Decision {
+        let winner = best(&self.config, measured, |_| true).unwrap_or(Arm::Base);
+        self.floor = best(&self.config, measured, |arm| !arm.is_narrow()).unwrap_or(self.floor);
+        let rates = measured.iter().find(|(arm, _)| *arm == winner).map(|(_, rates)| *rates);
+        self.learned = winner.is_narrow().then_some((winner, facts.now_ns));
+        if winner == Arm::Base {
+            self.back_off(facts.now_ns, rates)
+        } else {
+            self.enter_hold(winner, rates, facts.now_ns)
+        }
+    }
+
+    fn back_off(&mut self, now_ns: u64, at_verdict: Option<Rates>) -> Decision {
+        let was_narrow = self.arm.is_narrow();
+        self.arm = Arm::Base;
+        self.state = State::Watching { clear: 0, quiet_until_ns: now_ns + self.hold_ns, at_verdict };
+        self.hold_ns = (self.hold_ns * 2).min(HOLD_NS.1);
+        let mut decision = self.decide(WATCH_PERIOD_NS, Wanted::Everything, Reason::NothingGained);
+        decision.spread = was_narrow;
+        decision
+    }
+
+    fn enter_hold(&mut self, arm: Arm, accepted: Option<Rates>, now_ns: u64) -> Decision {
+        let was_narrow = self.arm.is_narrow();
+        self.arm = arm;
+        self.state = State::Holding { accepted, until_ns: now_ns + self.hold_ns, sparse: 0 };
+        let mut decision = self.decide(CLOSE_PERIOD_NS, Wanted::Everything, Reason::Holding);
+        decision.spread = was_narrow && !arm.is_narrow();
+        decision
+    }
+
+    /// While an arm is held: is the program still the one it was accepted for?
+    fn hold(
+        &mut self,
+        facts: &PeriodFacts,
+        rates: Rates,
+        accepted: Option<Rates>,
+        until_ns: u64,
+        sparse: u32,
+    ) -> Decision {
+        let changed =
+            rates.switches.is_some() && accepted.is_some_and(|accepted| rates.differs_from(&accepted, PHASE_FACTOR));
+        if changed && self.arm.is_narrow() {
+            return self.release(facts.now_ns);
+        }
+        if changed || facts.now_ns >= until_ns {
+            self.hold_ns = if changed { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
+            return self.look_again(facts.now_ns, rates);
+        }
+        let close = facts.threads <= MANY_THREADS || sparse == 0;
+        let wanted = if close { Wanted::Everything } else { Wanted::Signals };
+        let accepted = accepted.or(rates.switches.map(|_| rates));
+        self.state = State::Holding { accepted, until_ns, sparse: (sparse + 1) % SPARSE };
+        let period_ns = if self.arm.is_narrow() { CLOSE_PERIOD_NS } else { WATCH_PERIOD_NS };
+        self.decide(period_ns, wanted, Reason::Holding)
+    }
+
+    /// Gives the program its wide setting back at once.
+    fn release(&mut self, now_ns: u64) -> Decision {
+        self.hold_ns = HOLD_NS.0;
+        self.arm = self.floor;
+        self.state = match self.floor {
+            Arm::Base => State::watching(0),
+            _ => State::Holding { accepted: None, until_ns: now_ns + self.hold_ns, sparse: 0 },
+        };
+        let mut decision = self.decide(CLOSE_PERIOD_NS, Wanted::Everything, Reason::PhaseChanged);
+        decision.spread = true;
+        decision
+    }
+
+    /// A verdict has stood long enough: measure the alternatives again.
+    fn look_again(&mut self, now_ns: u64, rates: Rates) -> Decision {
+        let alternatives =
+            if self.arm.is_narrow() { vec![self.floor] } else { candidates(&self.config, self.arm, &rates) };
+        if alternatives.is_empty() {
+            return self.enter_hold(self.arm, Some(rates), now_ns);
+        }
+        self.start_trial(vec![(self.arm, rates)], alternatives)
+    }
+
+    fn decide(&self, next_period_ns: u64, wanted: Wanted, why: Reason) -> Decision {
+        let config = &self.config;
+        let (active, idle) = match self.arm {
+            Arm::Base => (config.allowed, IdleMode::Untouched),
+            Arm::Narrow { vcpus } => (choose::vcpus(config, vcpus), IdleMode::Untouched),
+            Arm::Awake => (config.allowed, IdleMode::Awake),
+            Arm::Poll => (config.allowed, IdleMode::Poll { limit_ns: choose::POLL_LIMIT_NS }),
+        };
+        Decision { active, groups: Vec::new(), idle, spread: false, next_period_ns, wanted, why }
+    }
+}
+
+impl State {
+    fn watching(quiet_until_ns: u64) -> Self {
+        Self::Watching { clear: 0, quiet_until_ns, at_verdict: None }
+    }
+}

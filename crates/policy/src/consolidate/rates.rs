@@ -1,0 +1,114 @@
+//! What a stretch of periods looked like, as rates per second, and how two stretches compare.
+
+use super::{Arm, Prices};
+use muster_model::PeriodFacts;
+use serde::{Deserialize, Serialize};
+
+/// Rates per second of wall time.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// CPUs the program kept busy.
+    pub cpu: f64,
+    /// CPUs that polled in the guest's idle loop.
+    pub polling: f64,
+    /// Entries into halting idle.
+    pub halts: f64,
+    /// Entries into polling idle.
+    pub polls: f64,
+    /// Switch-ins of the program's threads.
+    pub switches: Option<f64>,
+    /// Read and write system calls.
+    pub io_calls: Option<f64>,
+    /// The program's own count of work.
+    pub metric: Option<f64>,
+}
+
+/// Below this many read and write calls per second they say nothing about progress.
+const IO_CALLS_FLOOR: f64 = 1_000.0;
+
+/// Read and write calls count as progress when there are at least this many per switch-in.
+const IO_CALLS_PER_SWITCH: f64 = 0.25;
+
+/// Up to this CPU rate a program hardly does two things at once, so that it may be judged by its hand-overs.
+const SEQUENTIAL: f64 = 1.15;
+
+impl Rates {
+    /// The rates of one period.
+    pub fn of(facts: &PeriodFacts) -> Self {
+        let rate = |count: Option<u64>| count.map(|count| facts.per_second(count));
+        Self {
+            cpu: facts.cpu_rate(),
+            polling: facts.poll_ns.unwrap_or(0) as f64 / facts.period_ns.max(1) as f64,
+            halts: rate(facts.idle_entries).unwrap_or(0.0),
+            polls: rate(facts.poll_entries).unwrap_or(0.0),
+            switches: rate(facts.switches),
+            io_calls: rate(facts.io_calls),
+            metric: facts.progress.map(|progress| progress.count * 1e9 / facts.period_ns.max(1) as f64),
+        }
+    }
+
+    /// Whether read and write calls follow this program's work.
+    fn does_io(&self) -> bool {
+        let calls = self.io_calls.unwrap_or(0.0);
+        calls > IO_CALLS_FLOOR && calls > IO_CALLS_PER_SWITCH * self.switches.unwrap_or(f64::INFINITY)
+    }
+
+    /// CPU rate less what waking costs under `arm`: an estimate of work done.
+    fn work(&self, arm: Arm, prices: &Prices) -> f64 {
+        let wakes_ns = match arm {
+            Arm::Narrow { .. } => self.switches.unwrap_or(0.0) * prices.wake_same_cpu_ns,
+            Arm::Awake => self.switches.unwrap_or(0.0) * prices.wake_awake_ns,
+            Arm::Base | Arm::Poll => self.halts * prices.wake_halted_ns + self.polls * prices.wake_same_cpu_ns,
+        };
+        (self.cpu - wakes_ns / 1e9).max(0.01)
+    }
+
+    /// Whether one of the two looks like another phase of the program: much more or much less CPU time or hand-overs.
+    pub fn differs_from(&self, other: &Self, factor: f64) -> bool {
+        let apart = |a: f64, b: f64, floor: f64| {
+            let (a, b) = (a.max(floor), b.max(floor));
+            a > b * factor || b > a * factor
+        };
+        let wakes = |rates: &Self| rates.switches.unwrap_or(rates.halts + rates.polls);
+        apart(self.cpu, other.cpu, 0.1) || apart(wakes(self), wakes(other), 1_000.0)
+    }
+}
+
+/// By which count two stretches are compared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Yardstick {
+    /// The program's own count.
+    Metric,
+    /// Read and write system calls.
+    IoCalls,
+    /// Switch-ins: hand-overs between threads that work in turn.
+    Handovers,
+    /// CPU time less the price of waking.
+    Work,
+}
+
+/// The most trustworthy count that all stretches have. Counts of calls mislead where a program batches, so they are
+/// used only where every arm shows them; hand-overs only where no arm does two things at once.
+pub fn yardstick(measured: &[(Arm, Rates)]) -> Yardstick {
+    let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
+    if all(|rates| rates.metric.is_some()) {
+        Yardstick::Metric
+    } else if all(Rates::does_io) {
+        Yardstick::IoCalls
+    } else if all(|rates| rates.switches.is_some() && rates.cpu <= SEQUENTIAL) {
+        Yardstick::Handovers
+    } else {
+        Yardstick::Work
+    }
+}
+
+/// Work per second of a stretch, by a yardstick; comparable between stretches of one program only.
+pub fn score(yardstick: Yardstick, arm: Arm, rates: &Rates, prices: &Prices) -> f64 {
+    match yardstick {
+        Yardstick::Metric => rates.metric.unwrap_or(0.0),
+        Yardstick::IoCalls => rates.io_calls.unwrap_or(0.0),
+        Yardstick::Handovers => rates.switches.unwrap_or(0.0),
+        Yardstick::Work => rates.work(arm, prices),
+    }
+}
