@@ -344,8 +344,12 @@ impl Controller {
 
     /// A verdict has stood long enough: measure the alternatives again.
     fn look_again(&mut self, now_ns: u64, rates: Rates) -> Decision {
-        let alternatives =
-            if self.arm.is_narrow() { vec![self.floor] } else { candidates(&self.config, self.arm, &rates) };
+        let alternatives = match self.arm {
+            Arm::Narrow { vcpus } => choose::neighbours(&self.config, vcpus, &rates).chain([self.floor]).collect(),
+            // Pause loops hide what the program would do without them.
+            Arm::Awake => vec![Arm::Base],
+            arm => candidates(&self.config, arm, &rates),
+        };
         if alternatives.is_empty() {
             return self.enter_hold(self.arm, Some(rates), now_ns);
         }
