@@ -359,7 +359,7 @@ pub fn monotonic_ns() -> u64 {
 }
 
 /// CPU time of a whole process, all threads, ended ones included; `None` when it is gone.
-fn process_cpu_ns(pid: u32) -> Option<u64> {
+pub(crate) fn process_cpu_ns(pid: u32) -> Option<u64> {
     // clock_getcpuclockid(3): the complement of the pid, shifted, with CPUCLOCK_SCHED.
     let clock = (!(pid as libc::clockid_t) << 3) | 2;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

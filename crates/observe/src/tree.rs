@@ -22,14 +22,22 @@ pub struct Stat {
     pub parent: u32,
     /// Minor page faults.
     pub minor_faults: u64,
+    /// Minor page faults of children that were waited for.
+    pub minor_faults_of_children: u64,
     /// User-mode CPU time in clock ticks.
     pub user_ticks: u64,
     /// Kernel-mode CPU time in clock ticks.
     pub system_ticks: u64,
+    /// User-mode CPU time of children that were waited for, in clock ticks.
+    pub user_ticks_of_children: u64,
+    /// Kernel-mode CPU time of children that were waited for, in clock ticks.
+    pub system_ticks_of_children: u64,
     /// Live threads.
     pub threads: u32,
     /// Start time in clock ticks since boot.
     pub start_ticks: u64,
+    /// Resident memory in pages.
+    pub resident_pages: u64,
 }
 
 impl Stat {
@@ -42,10 +50,14 @@ impl Stat {
             state: *fields.first()?.as_bytes().first()?,
             parent: number(1)? as u32,
             minor_faults: number(7)?,
+            minor_faults_of_children: number(8)?,
             user_ticks: number(11)?,
             system_ticks: number(12)?,
+            user_ticks_of_children: number(13)?,
+            system_ticks_of_children: number(14)?,
             threads: number(17)? as u32,
             start_ticks: number(19)?,
+            resident_pages: number(21)?,
         })
     }
 
@@ -189,10 +201,12 @@ mod tests {
 
     #[test]
     fn stat_survives_any_command_name() {
-        let text = "1 (a) b (c)) S 7 8 9 0 -1 4194560 10 11 12 13 14 15 16 17 20 0 3 0 99 1 2";
+        let text = "1 (a) b (c)) S 7 8 9 0 -1 4194560 10 11 12 13 14 15 16 17 20 0 3 0 99 1 77 9";
         let stat = Stat::parse(text).unwrap();
         assert_eq!((stat.parent, stat.minor_faults, stat.user_ticks, stat.system_ticks), (7, 10, 14, 15));
         assert_eq!((stat.threads, stat.start_ticks, stat.state), (3, 99, b'S'));
+        assert_eq!((stat.user_ticks_of_children, stat.system_ticks_of_children), (16, 17));
+        assert_eq!((stat.minor_faults_of_children, stat.resident_pages), (11, 77));
         for broken in ["", ")", "1 (x", "1 (x) S 1 2"] {
             assert_eq!(Stat::parse(broken), None, "{broken}");
         }
