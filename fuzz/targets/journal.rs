@@ -18,7 +18,8 @@ struct Place {
 static PLACE: LazyLock<Place> = LazyLock::new(|| {
     let home = tempfile::tempdir().expect("a temporary directory");
     let directory = home.path().join("journals");
-    let journal = Journal::create(Directory::at(&directory).expect("a directory of our own"), "fuzz").expect("a new journal");
+    let journal =
+        Journal::create(Directory::at(&directory).expect("a directory of our own"), "fuzz").expect("a new journal");
     let path = journal.path().to_owned();
     let first_line = std::fs::read(&path).expect("a journal's first line");
     Place { directory, journal: path, first_line, _home: home }
