@@ -150,7 +150,7 @@ pub mod names {
     /// Page sizes.
     pub const PAGE_SIZES: [&str; 2] = ["4k", "2m"];
     /// Names without a parameter that `muster probe` measures.
-    pub const SINGLE: [&str; 14] = [
+    pub const SINGLE: [&str; 12] = [
         SYSCALL,
         CONTEXT_SWITCH,
         "process.fork",
@@ -163,8 +163,6 @@ pub mod names {
         "cache.l2",
         "cache.l3",
         PAGE_WALK,
-        "page-fault.minor",
-        "affinity.set",
     ];
     /// Names that only a simulated machine has a use for: no guest can measure them alone, but papers state some.
     ///
