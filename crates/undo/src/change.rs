@@ -27,7 +27,8 @@ pub struct Scheduling {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Change {
-    /// A kernel file (sysfs, procfs, cgroupfs; one whose content does not survive a reboot) is about to be written.
+    /// A kernel file (sysfs, procfs, cgroupfs; one whose content does not survive a reboot, and that takes a value as
+    /// one write at its start) is about to be written.
     /// Exclusive: only one live journal may hold a path.
     File {
         /// Absolute path.

@@ -18,13 +18,28 @@ pub struct Directory {
 }
 
 impl Directory {
-    /// The user's own: `$MUSTER_JOURNALS` where set; `/run/muster` for root; `$XDG_RUNTIME_DIR/muster`, else
-    /// `/tmp/muster-UID`, for everybody else. It is made where it is missing.
+    /// The user's own, at [`Directory::standard_path`], made where it is missing.
     ///
     /// # Errors
-    /// When it cannot be made, or is not a directory of this user's that nobody else may enter.
+    /// As [`Directory::at`].
     pub fn standard() -> Result<Self> {
-        Self::at(&standard_path())
+        Self::at(&Self::standard_path())
+    }
+
+    /// `$MUSTER_JOURNALS` where set; `/run/muster` for root; `$XDG_RUNTIME_DIR/muster`, else `/tmp/muster-UID`, for
+    /// everybody else.
+    pub fn standard_path() -> PathBuf {
+        let uid = rustix::process::geteuid();
+        let set = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+        if let Some(path) = set("MUSTER_JOURNALS") {
+            path
+        } else if uid.is_root() {
+            PathBuf::from("/run/muster")
+        } else if let Some(runtime) = set("XDG_RUNTIME_DIR") {
+            runtime.join("muster")
+        } else {
+            PathBuf::from(format!("/tmp/muster-{}", uid.as_raw()))
+        }
     }
 
     /// The directory at `path`, made where it is missing (its parents are not).
@@ -36,18 +51,30 @@ impl Directory {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(Error::errno("make the journal directory", path)(errno)),
         }
+        Self::existing(path)?.ok_or_else(|| Error::errno("open the journal directory", path)(Errno::NOENT))
+    }
+
+    /// The directory at `path`; none where there is none.
+    ///
+    /// # Errors
+    /// When it is not a directory of this user's that nobody else may enter.
+    pub fn existing(path: &Path) -> Result<Option<Self>> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = openat(CWD, path, flags, Mode::empty()).map_err(|errno| match errno {
-            Errno::NOTDIR | Errno::LOOP => unsafe_because(path, "it is no directory, or a symbolic link".into()),
-            other => Error::errno("open the journal directory", path)(other),
-        })?;
+        let fd = match openat(CWD, path, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                return Err(unsafe_because(path, "it is no directory, or a symbolic link".into()));
+            }
+            Err(errno) => return Err(Error::errno("open the journal directory", path)(errno)),
+        };
         let stat = fstat(&fd).map_err(Error::errno("examine", path))?;
         check_owner(path, &stat)?;
         if stat.st_mode & 0o077 != 0 {
             let mode = stat.st_mode & 0o777;
             return Err(unsafe_because(path, format!("its mode is {mode:03o}; others may have no access (chmod 700)")));
         }
-        Ok(Self { fd, path: path.to_owned() })
+        Ok(Some(Self { fd, path: path.to_owned() }))
     }
 
     /// Where it is.
@@ -109,20 +136,6 @@ impl Directory {
         let own = openat(&self.fd, ".", flags, Mode::empty()).map_err(Error::errno("open", &self.path))?;
         flock(&own, FlockOperation::LockExclusive).map_err(Error::errno("lock", &self.path))?;
         Ok(own)
-    }
-}
-
-fn standard_path() -> PathBuf {
-    let uid = rustix::process::geteuid();
-    let set = |variable| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
-    if let Some(path) = set("MUSTER_JOURNALS") {
-        path
-    } else if uid.is_root() {
-        PathBuf::from("/run/muster")
-    } else if let Some(runtime) = set("XDG_RUNTIME_DIR") {
-        runtime.join("muster")
-    } else {
-        PathBuf::from(format!("/tmp/muster-{}", uid.as_raw()))
     }
 }
 

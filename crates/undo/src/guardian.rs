@@ -65,7 +65,8 @@ pub fn spawn(journal: &Journal) -> Result<Guardian> {
 pub fn watch(path: &Path) -> Result<Option<Report>> {
     let malformed = |why: &str| Error::Malformed { path: path.to_owned(), why: why.to_owned() };
     let run = path.file_stem().and_then(|stem| stem.to_str()).ok_or_else(|| malformed("its name is no run id"))?;
-    let directory = Directory::at(path.parent().ok_or_else(|| malformed("it has no directory"))?)?;
+    let parent = path.parent().ok_or_else(|| malformed("it has no directory"))?;
+    let Some(directory) = Directory::existing(parent)? else { return Ok(None) };
     let Some(stored) = Stored::load(&directory, run)? else { return Ok(None) };
     if stored.state() == State::Running {
         wait_for_end(stored.header.owner);

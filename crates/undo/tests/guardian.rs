@@ -17,13 +17,13 @@ fn everything_is_restored_at_once_after_kill_9() {
     let Some((wide, narrow)) = wide_and_narrow("everything_is_restored_at_once_after_kill_9") else { return };
     let directory = private_directory();
     let file = directory.path().join("guest_halt_poll_ns");
-    fs::write(&file, "0\n").unwrap();
+    fs::write(&file, "000000\n").unwrap();
     let journals = directory.path().join("journals");
     let program = sleeper(50, 4, "kill-9");
     let mut helper = Command::new("sleep").arg("3600").spawn().unwrap();
     let mut owner = owner(&journals, "kill-9");
     let guard: u32 = owner.say("guard").parse().unwrap();
-    record(&mut owner, &Change::File { path: file.clone(), before: "0".into(), after: "200000".into() });
+    record(&mut owner, &Change::File { path: file.clone(), before: "000000".into(), after: "200000".into() });
     record(&mut owner, &Change::Helper { process: Process::of(helper.id()).unwrap() });
     let family = record(
         &mut owner,
@@ -42,7 +42,7 @@ fn everything_is_restored_at_once_after_kill_9() {
 
     owner.kill();
     wait_for("the journal to go", || !journals.join("kill-9.journal").exists());
-    assert_eq!(fs::read_to_string(&file).unwrap().trim(), "0");
+    assert_eq!(fs::read_to_string(&file).unwrap().trim(), "000000");
     for tid in threads {
         assert_eq!(system::affinity(tid).unwrap(), wide, "thread {tid}");
     }
@@ -107,7 +107,7 @@ fn an_owner_killed_at_any_moment_leaves_nothing() {
             .spawn()
             .unwrap();
         let file_name = file.display();
-        let line = format!("guard\nwrite {file_name} one\nwrite {file_name} two\n");
+        let line = format!("guard\nwrite {file_name} first-\nwrite {file_name} second\n");
         std::io::Write::write_all(child.stdin.as_mut().unwrap(), line.as_bytes()).unwrap();
         std::thread::sleep(std::time::Duration::from_micros(u64::from(moment) * 250));
         child.kill().unwrap();

@@ -36,7 +36,7 @@ fn append(path: &Path, text: &str) {
 #[test]
 fn a_file_goes_back_to_what_it_was_first() {
     let temp = private_directory();
-    let file = file_with(&temp.path().join("file"), "0\n");
+    let file = file_with(&temp.path().join("file"), "000000\n");
     let journal = journal(&temp.path().join("journals"), "run");
     let first = journal.write_file(&file, "200000").unwrap();
     assert_eq!(journal.write_file(&file, "100000").unwrap(), first);
@@ -46,7 +46,7 @@ fn a_file_goes_back_to_what_it_was_first() {
     }
     assert_eq!(fs::metadata(journal.path()).unwrap().len(), length, "a known value costs no line");
     let report = journal.restore();
-    assert_eq!(content(&file), "0");
+    assert_eq!(content(&file), "000000");
     assert_eq!(report.restored.len(), 1);
     assert!(!journal.path().exists());
     assert!(matches!(journal.write_file(&file, "1"), Err(Error::Refused { .. })), "a restored journal is closed");
@@ -68,16 +68,16 @@ fn somebody_elses_later_change_is_left_alone() {
 #[test]
 fn one_entry_can_be_undone_while_the_run_goes_on() {
     let temp = private_directory();
-    let (a, b) = (file_with(&temp.path().join("a"), "1"), file_with(&temp.path().join("b"), "2"));
+    let (a, b) = (file_with(&temp.path().join("a"), "01"), file_with(&temp.path().join("b"), "02"));
     let journal = journal(&temp.path().join("journals"), "run");
     let id = journal.write_file(&a, "10").unwrap();
     journal.write_file(&b, "20").unwrap();
     assert_eq!(journal.undo(id).unwrap().restored.len(), 1);
-    assert_eq!((content(&a), content(&b)), ("1".into(), "20".into()));
+    assert_eq!((content(&a), content(&b)), ("01".into(), "20".into()));
     fs::write(&a, "10").unwrap();
     orphan(journal.path());
     recover(&directory(&temp.path().join("journals"))).unwrap();
-    assert_eq!((content(&a), content(&b)), ("10".into(), "2".into()), "what was undone is settled");
+    assert_eq!((content(&a), content(&b)), ("10".into(), "02".into()), "what was undone is settled");
 }
 
 #[test]

@@ -52,7 +52,8 @@ proptest! {
         let read = |file: usize| fs::read_to_string(&paths[file]).unwrap().trim().to_owned();
         let mut expected = Vec::new();
         for (file, path) in paths.iter().enumerate() {
-            // Values of ours, of others and original ones are disjoint: 0..50, 100..150, 200...
+            // Values of ours, of others and original ones are disjoint: 000..050, 100..150, 200... They are equally long,
+            // because kernel files are written without being cut.
             fs::write(path, format!("{}\n", 200 + file)).unwrap();
             expected.push(Expected { holder: None, at_the_end: (200 + file).to_string() });
         }
@@ -61,7 +62,7 @@ proptest! {
             match step {
                 Step::Write { run, file, value } => {
                     let held_by_other = expected[file].holder.is_some_and(|holder| holder != run);
-                    let outcome = runs[run].write_file(&paths[file], &value.to_string());
+                    let outcome = runs[run].write_file(&paths[file], &format!("{value:03}"));
                     prop_assert_eq!(outcome.is_err(), held_by_other);
                     if let Ok(id) = outcome {
                         expected[file].holder = Some(run);

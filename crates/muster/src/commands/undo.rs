@@ -20,14 +20,16 @@ pub struct Args {
 
 /// Exit code 1 when something could not be restored.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let directory = Directory::standard()?;
+    // A directory that is not there has no journals; looking must not make it.
+    let directory = Directory::existing(&Directory::standard_path())?;
     if args.list {
-        let journals = muster_undo::list(&directory)?;
+        let journals = directory.as_ref().map(muster_undo::list).transpose()?.unwrap_or_default();
         let text = if args.json { json(&journals)? } else { render_list(&journals) };
         print!("{text}");
         return Ok(ExitCode::SUCCESS);
     }
-    let reports = if args.dry_run { muster_undo::preview(&directory)? } else { muster_undo::recover(&directory)? };
+    let act = if args.dry_run { muster_undo::preview } else { muster_undo::recover };
+    let reports = directory.as_ref().map(act).transpose()?.unwrap_or_default();
     let text = if args.json { json(&reports)? } else { render(&reports, args.dry_run) };
     print!("{text}");
     Ok(if reports.iter().all(Report::is_complete) { ExitCode::SUCCESS } else { ExitCode::FAILURE })

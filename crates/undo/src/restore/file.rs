@@ -29,9 +29,9 @@ pub(super) fn undo(path: &Path, values: &Values<String>, mode: Mode) -> io::Resu
     }
 }
 
-/// Writes a value with one write, as kernel files ask; an empty value as an empty line. Never makes a file and never
-/// follows a symbolic link in the last part of the path.
+/// Writes a value with one write, as kernel files ask; an empty value as an empty line. Never makes, shortens or
+/// empties a file, and never follows a symbolic link in the last part of the path.
 pub(crate) fn write(path: &Path, value: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    let mut file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
     file.write_all(format!("{}\n", value.trim()).as_bytes())
 }
