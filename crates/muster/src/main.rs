@@ -17,8 +17,15 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     // A line a subcommand: `Name(commands::name::Args)`; the doc comment of Args is its help.
+    Compare(commands::compare::Args),
+    #[command(hide = true)]
+    ComparePair(commands::compare::PairArgs),
     #[command(hide = true)]
     Guard(commands::guard::Args),
+    #[command(hide = true)]
+    PauseLoops(commands::pause_loops::Args),
+    Probe(commands::probe::Args),
+    Run(commands::run::Args),
     Undo(commands::undo::Args),
 }
 
@@ -31,7 +38,12 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let outcome = match Cli::parse().command {
+        Command::Compare(args) => commands::compare::run(args),
+        Command::ComparePair(args) => commands::compare::run_pair(args),
         Command::Guard(args) => commands::guard::run(args),
+        Command::PauseLoops(args) => commands::pause_loops::run(args),
+        Command::Probe(args) => commands::probe::run(args),
+        Command::Run(args) => commands::run::run(args),
         Command::Undo(args) => commands::undo::run(args),
     };
     exit_code(outcome)

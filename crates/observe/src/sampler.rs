@@ -119,6 +119,11 @@ impl Sampler {
         sampler
     }
 
+    /// The vCPUs whose counters are read.
+    pub fn allowed(&self) -> CpuSet {
+        self.allowed
+    }
+
     /// The processes under watch.
     pub fn tree(&self) -> &Tree {
         &self.tree

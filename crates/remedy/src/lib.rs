@@ -1,1 +1,17 @@
-//! To be filled.
+//! The live side inside a VM: facts of a running program go to the policy, its decisions to actuators.
+//!
+//! It changes affinities, cgroups and the guest's halt polling, each through the undo journal, and starts pause loops.
+//! It decides nothing: what to do comes from `muster_policy`.
+
+mod cgroup;
+mod error;
+pub mod idle;
+pub mod pause;
+mod placement;
+mod program;
+mod session;
+mod start;
+pub mod trace;
+
+pub use error::Error;
+pub use session::{Options, Outcome, Remedy, Summary, Target, run};

@@ -1,4 +1,8 @@
 //! One file a subcommand: `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
 
+pub mod compare;
 pub mod guard;
+pub mod pause_loops;
+pub mod probe;
+pub mod run;
 pub mod undo;

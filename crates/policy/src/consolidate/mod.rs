@@ -8,11 +8,12 @@
 mod choose;
 mod rates;
 
-pub use choose::{Arm, candidates};
+pub use choose::{Arm, POLL_LIMIT_NS, candidates};
 pub use rates::{Rates, Yardstick};
 
 use choose::best;
-use muster_model::{CpuSet, PeriodFacts, ThreadId, Topology};
+use muster_model::profile::names;
+use muster_model::{CpuSet, Distance, PeriodFacts, Profile, ThreadId, Topology};
 use serde::{Deserialize, Serialize};
 
 /// What the user wants more of.
@@ -49,6 +50,24 @@ pub struct Prices {
     pub wake_awake_ns: f64,
     /// Waking a thread on another vCPU that has halted (Table 1, C).
     pub wake_halted_ns: f64,
+}
+
+impl Prices {
+    /// A machine on which nothing is known to be gained by waking elsewhere.
+    pub const NONE: Self = Self { wake_same_cpu_ns: 0.0, wake_awake_ns: 0.0, wake_halted_ns: 0.0 };
+
+    /// The prices of waking through a futex in `profile`, at the nearest distance it holds; `None` where it lacks them,
+    /// as that of a machine with one vCPU does.
+    pub fn from_profile(profile: &Profile) -> Option<Self> {
+        let nearest = [Distance::SameLlc, Distance::SmtSibling, Distance::OtherLlc, Distance::OtherNode];
+        let remote =
+            |setting: &str| nearest.iter().find_map(|&far| profile.price_ns(&names::wake("futex", setting, far)));
+        Some(Self {
+            wake_same_cpu_ns: profile.price_ns(&names::wake_same_cpu("futex"))?,
+            wake_awake_ns: remote("awake")?,
+            wake_halted_ns: remote("halted").or_else(|| remote("parked"))?,
+        })
+    }
 }
 
 /// What the controller is told once.

@@ -1,0 +1,148 @@
+//! Restricts a program to a set of vCPUs: through its own cgroup where it has one, else by every thread's affinity.
+
+use crate::Error;
+use crate::cgroup::ProgramCgroup;
+use muster_model::CpuSet;
+use muster_observe::tree::{self, Tree};
+use muster_undo::{Change, CpuMask, EntryId, Journal, Process, Thread, system};
+use std::collections::HashMap;
+use std::fs;
+
+/// A scan of threads is repeated until it finds nothing to change, at most this often: a program that starts threads
+/// faster than this sets masks catches up at the next decision.
+const SCANS: usize = 4;
+
+/// Threads looked at when spreading; more take longer than they gain.
+const MOST_SPREAD: usize = 64;
+
+/// How a program is kept on a set of vCPUs, and what that has changed.
+#[derive(Debug)]
+pub struct Placement {
+    group: Option<ProgramCgroup>,
+    family: EntryId,
+    before: CpuSet,
+    applied: Vec<CpuSet>,
+    /// Masks of threads that had one of their own.
+    own: HashMap<Thread, CpuSet>,
+}
+
+impl Placement {
+    /// Prepares for the program that begins with process `root`, whose threads have the mask `before`.
+    pub fn new(
+        journal: &Journal,
+        group: Option<ProgramCgroup>,
+        marker: Option<String>,
+        root: u32,
+        before: CpuSet,
+    ) -> Result<Self, Error> {
+        let root = Process::of(root).map_err(|_| Error::NoProcess(root))?;
+        let cgroups = group.iter().map(ProgramCgroup::folder).collect();
+        let family = journal.record(&Change::Family { marker, root: Some(root), cgroups, before: mask(&before) })?;
+        Ok(Self { group, family, before, applied: Vec::new(), own: HashMap::new() })
+    }
+
+    /// Restricts the program to `active`.
+    pub fn apply(&mut self, journal: &Journal, tree: &Tree, active: &CpuSet) -> Result<(), Error> {
+        match &self.group {
+            Some(group) => group.set_cpus(active).map_err(Error::system("restrict the program's cpuset")),
+            None => self.apply_to_threads(journal, tree, active),
+        }
+    }
+
+    fn apply_to_threads(&mut self, journal: &Journal, tree: &Tree, active: &CpuSet) -> Result<(), Error> {
+        self.record_applied(journal, active)?;
+        self.record_members(journal, tree)?;
+        for _ in 0..SCANS {
+            let mut changed = false;
+            for process in tree.processes() {
+                for tid in tree::threads(process.id) {
+                    changed |= self.apply_to(journal, process.id, tid, active)?;
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets one thread's mask; false when it has it already, is gone, or is not to be touched.
+    fn apply_to(&mut self, journal: &Journal, pid: u32, tid: u32, active: &CpuSet) -> Result<bool, Error> {
+        let Ok(current) = system::affinity(tid).map(|mask| mask.iter().collect::<CpuSet>()) else { return Ok(false) };
+        if current == *active {
+            return Ok(false);
+        }
+        let target = if current == self.before || self.applied.contains(&current) {
+            match Thread::of(pid, tid).ok().and_then(|thread| self.own.get(&thread)) {
+                Some(own) => within(own, active),
+                None => *active,
+            }
+        } else {
+            let Ok(thread) = Thread::of(pid, tid) else { return Ok(false) };
+            let target = within(&current, active);
+            if target != current {
+                journal.record(&Change::Own { family: self.family, thread, before: mask(&current) })?;
+                self.own.insert(thread, current);
+                self.record_applied(journal, &target)?;
+            }
+            target
+        };
+        Ok(target != current && system::set_affinity(tid, &mask(&target)).is_ok())
+    }
+
+    fn record_applied(&mut self, journal: &Journal, target: &CpuSet) -> Result<(), Error> {
+        if *target != self.before && !self.applied.contains(target) {
+            journal.record(&Change::Applied { family: self.family, mask: mask(target) })?;
+            self.applied.push(*target);
+        }
+        Ok(())
+    }
+
+    fn record_members(&self, journal: &Journal, tree: &Tree) -> Result<(), Error> {
+        for process in tree.processes() {
+            let member = Process { pid: process.id, start: process.start_ticks };
+            journal.record(&Change::Member { family: self.family, process: member })?;
+        }
+        Ok(())
+    }
+
+    /// Spreads runnable threads that share a vCPU over `active`, by pinning each for a moment: the kernel's own
+    /// balancing takes tens of milliseconds. A thread with a mask of its own is left alone.
+    pub fn spread(&mut self, journal: &Journal, tree: &Tree, active: &CpuSet) -> Result<(), Error> {
+        let runnable: Vec<(u32, usize)> = tree.threads().take(MOST_SPREAD).filter_map(runnable_on).collect();
+        let mut load: HashMap<usize, usize> = active.iter().map(|cpu| (cpu, 0)).collect();
+        self.record_members(journal, tree)?;
+        for (tid, cpu) in runnable {
+            let lightest =
+                load.iter().min_by_key(|&(&other, &count)| (count, other != cpu, other)).map(|(&cpu, _)| cpu);
+            let Some(lightest) = lightest else { break };
+            *load.entry(lightest).or_default() += 1;
+            if lightest != cpu && system::affinity(tid).is_ok_and(|own| own == mask(active)) {
+                self.record_applied(journal, &CpuSet::single(lightest))?;
+                let moved = system::set_affinity(tid, &mask(&CpuSet::single(lightest)));
+                let _gone_or_given_back = moved.and_then(|()| system::set_affinity(tid, &mask(active)));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A thread's own mask cut to `active`; its own mask where nothing would be left.
+fn within(own: &CpuSet, active: &CpuSet) -> CpuSet {
+    let cut = own.intersection(active);
+    if cut.is_empty() { *own } else { cut }
+}
+
+/// A set of vCPUs as the journal writes it.
+pub fn mask(set: &CpuSet) -> CpuMask {
+    set.iter().collect()
+}
+
+/// A thread that runs or waits for a vCPU, and which vCPU (proc_pid_stat(5), fields 3 and 39).
+fn runnable_on(tid: u32) -> Option<(u32, usize)> {
+    let text = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
+    let mut fields = text[text.rfind(')')? + 1..].split_ascii_whitespace();
+    let state = fields.next()?;
+    let cpu = fields.nth(35)?.parse().ok()?;
+    (state == "R").then_some((tid, cpu))
+}

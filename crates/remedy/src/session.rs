@@ -1,0 +1,406 @@
+//! One program's session: sample, decide, apply, until it ends; then everything is put back.
+
+use crate::cgroup::ProgramCgroup;
+use crate::idle::{Idle, guest_halt_poll_ns, may_poll};
+use crate::placement::Placement;
+use crate::program::Program;
+use crate::start;
+use crate::{Error, trace};
+use muster_model::{CpuSet, Topology};
+use muster_observe::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
+use muster_observe::tree::Tree;
+use muster_policy::consolidate::{
+    Config, Controller, Decision, IdleMode, Objective, Permitted, Prices, Reason, Wanted,
+};
+use muster_undo::{Directory, Journal, guardian, new_run_id, recover, system};
+use rustix::process::Signal;
+use serde::Serialize;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::{SignalsInfo, exfiltrator::WithOrigin};
+use signal_hook::low_level::siginfo::Cause;
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+
+/// What is done for a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Remedy {
+    /// Whatever pays, by measurement.
+    Auto,
+    /// Fewer vCPUs whenever that pays; nothing else.
+    Consolidate,
+    /// The guest polls before it halts, throughout.
+    Poll,
+    /// Pause loops keep vCPUs from halting, throughout.
+    Awake,
+    /// Allocator settings that avoid remapping memory; given to the program at its start.
+    Memory,
+    /// Nothing: the program is watched and traced only.
+    None,
+}
+
+/// The program to care for.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// A command line to start; never empty.
+    Command(Vec<OsString>),
+    /// A process that runs already, with its descendants.
+    Process(u32),
+}
+
+/// What to do for which program.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The program.
+    pub target: Target,
+    /// What is done for it.
+    pub remedy: Remedy,
+    /// What the user wants more of.
+    pub objective: Objective,
+    /// What waking costs here.
+    pub prices: Prices,
+    /// The machine's shape.
+    pub topology: Topology,
+    /// Where facts and decisions are written.
+    pub trace: Option<PathBuf>,
+    /// Goes on until no process of the program is left, not only until its first one ends.
+    pub until_all_ended: bool,
+}
+
+/// How a session went.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct Summary {
+    /// From the program's start to its end.
+    pub wall_ns: u64,
+    /// CPU time of muster itself meanwhile.
+    pub own_cpu_ns: u64,
+    /// How often a decision changed something.
+    pub switches: u64,
+    /// What those changes took, together.
+    pub switching_ns: u64,
+    /// Time by setting, by reason of the decision in force.
+    pub time_by_setting_ns: BTreeMap<String, u64>,
+    /// What could not be done, in sentences.
+    pub notes: Vec<String>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |ns: u64| ns as f64 / 1e9;
+        let share = 100.0 * self.own_cpu_ns as f64 / self.wall_ns.max(1) as f64;
+        writeln!(
+            f,
+            "muster: {:.2} s; {} changes of setting in {:.1} ms; muster itself used {share:.2} % of one CPU",
+            seconds(self.wall_ns),
+            self.switches,
+            self.switching_ns as f64 / 1e6,
+        )?;
+        for (setting, &time_ns) in &self.time_by_setting_ns {
+            writeln!(f, "muster: {:8.2} s on {setting}", seconds(time_ns))?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "muster: {note}"))
+    }
+}
+
+/// What came out.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// The program's exit code; `None` for one that was attached to.
+    pub exit_code: Option<u8>,
+    /// How it went.
+    pub summary: Summary,
+}
+
+/// What decides: the controller, or one decision for good.
+enum Decider {
+    Controller(Box<Controller>),
+    Fixed(Decision),
+}
+
+/// Period under a fixed decision: only new threads have to be noticed.
+const FIXED_PERIOD_NS: u64 = 20_000_000;
+/// The program's processes are looked for this often at most.
+const REFRESH_NS: u64 = 20_000_000;
+/// Looking for processes may take this share of the time.
+const REFRESH_SHARE: u64 = 400;
+
+/// Runs or attaches to the program and cares for it until it ends; whatever was changed is put back before this
+/// returns.
+///
+/// # Errors
+/// When the program cannot be started or found, or the undo journal cannot be kept. A remedy that fails later is
+/// withdrawn and noted in the summary; the program goes on.
+pub fn run(options: &Options) -> Result<Outcome, Error> {
+    for report in recover(&Directory::standard()?)? {
+        tracing::info!(?report, "put back what an earlier run had left");
+    }
+    let journal = Journal::create(Directory::standard()?, &new_run_id().map_err(Error::system("read /proc"))?)?;
+    let guardian = guardian::spawn(&journal)?;
+    let outcome = Session::begin(options, &journal, guardian.pid()).and_then(Session::watch);
+    let report = journal.restore();
+    if !report.is_complete() {
+        tracing::error!(?report, "not everything could be put back; `muster undo` tries again");
+    }
+    outcome
+}
+
+struct Session<'a> {
+    journal: &'a Journal,
+    program: Program,
+    until_all_ended: bool,
+    sampler: Sampler,
+    placement: Placement,
+    idle: Idle,
+    decider: Decider,
+    /// What is in force.
+    decision: Decision,
+    trace: Option<trace::Writer>,
+    signals: SignalsInfo<WithOrigin>,
+    summary: Summary,
+    next_refresh_ns: u64,
+}
+
+impl<'a> Session<'a> {
+    fn begin(options: &Options, journal: &'a Journal, guardian: u32) -> Result<Self, Error> {
+        let signals = SignalsInfo::new([SIGINT, SIGTERM, SIGHUP]).map_err(Error::system("catch signals"))?;
+        let allowed = allowed_cpus(&options.target)?;
+        let config = config(options, allowed);
+        check_permitted(options.remedy, &config.permitted)?;
+        let (program, group) = start_or_attach(options, journal, &allowed)?;
+        let cgroup =
+            CgroupPaths { cpuacct_v1: group.as_ref().and_then(|group| group.cpuacct()).map(Into::into), unified: None };
+        let is_ours = matches!(options.target, Target::Command(_));
+        let tree = match group.as_ref().map(ProgramCgroup::procs) {
+            Some(procs) => Tree::in_cgroup(program.pid(), procs),
+            None => Tree::new(program.pid(), is_ours.then(std::process::id)),
+        };
+        let mut tree = tree.ok_or(Error::NoProcess(program.pid()))?;
+        tree.exclude(guardian);
+        let marker = is_ours.then(|| journal.run().to_owned());
+        let placement = Placement::new(journal, group, marker, program.pid(), allowed)?;
+        let decider = decider(options.remedy, &config);
+        let trace = options.trace.as_ref().map(|path| {
+            trace::Writer::create(path, &config)
+                .map_err(|source| Error::Trace { path: path.display().to_string(), source })
+        });
+        Ok(Self {
+            journal,
+            program,
+            until_all_ended: options.until_all_ended,
+            sampler: Sampler::new(tree, allowed, &cgroup),
+            placement,
+            idle: Idle::untouched(),
+            decider,
+            decision: untouched(allowed),
+            trace: trace.transpose()?,
+            signals,
+            summary: Summary::default(),
+            next_refresh_ns: 0,
+        })
+    }
+
+    /// The session's life, period by period.
+    fn watch(mut self) -> Result<Outcome, Error> {
+        let started_ns = monotonic_ns();
+        if let Decider::Fixed(decision) = &self.decider {
+            let decision = decision.clone();
+            self.put_in_force(decision);
+        }
+        let mut period_began_ns = monotonic_ns();
+        while self.goes_on() {
+            let ends_ns = period_began_ns + self.decision.next_period_ns;
+            let now_ns = monotonic_ns();
+            if now_ns < ends_ns {
+                self.program.wait(ends_ns - now_ns).map_err(Error::system("wait for the program"))?;
+                self.forward_signals();
+                if monotonic_ns() < ends_ns {
+                    continue;
+                }
+            }
+            period_began_ns = self.period(ends_ns)?;
+        }
+        self.summary.wall_ns = monotonic_ns() - started_ns;
+        self.summary.own_cpu_ns = own_cpu_ns();
+        Ok(Outcome { exit_code: self.program.exit_code(), summary: self.summary })
+    }
+
+    fn goes_on(&mut self) -> bool {
+        let ended = self.program.has_ended();
+        if ended && self.until_all_ended {
+            self.sampler.tree_mut().refresh();
+            return self.sampler.tree().is_alive();
+        }
+        !ended
+    }
+
+    /// Takes in the period that has just ended; returns when the next one began.
+    fn period(&mut self, now_ns: u64) -> Result<u64, Error> {
+        self.refresh(now_ns);
+        *self.summary.time_by_setting_ns.entry(setting(&self.decision)).or_default() += self.decision.next_period_ns;
+        let detail = match self.decision.wanted {
+            Wanted::Signals => Detail::Signals,
+            Wanted::Everything => Detail::Full,
+        };
+        let facts = self.sampler.sample(detail, self.decision.active);
+        let decision = match &mut self.decider {
+            Decider::Controller(controller) => controller.step(&facts),
+            Decider::Fixed(decision) => decision.clone(),
+        };
+        let applied_in_ns = self.put_in_force(decision);
+        if let Some(trace) = &mut self.trace {
+            let step = trace::Step { facts, decision: self.decision.clone(), applied_in_ns };
+            trace.step(&step).map_err(|source| Error::Trace { path: "the trace file".into(), source })?;
+        }
+        Ok(monotonic_ns())
+    }
+
+    /// Looks for new processes and threads, at a bounded share of the time.
+    fn refresh(&mut self, now_ns: u64) {
+        if now_ns < self.next_refresh_ns {
+            return;
+        }
+        let before_ns = monotonic_ns();
+        self.sampler.tree_mut().refresh();
+        let took_ns = monotonic_ns() - before_ns;
+        self.next_refresh_ns = before_ns + REFRESH_NS.max(took_ns * REFRESH_SHARE);
+    }
+
+    /// Applies a decision; where that fails nothing more is tried, and what was changed is put back. Returns what it
+    /// took in nanoseconds.
+    fn put_in_force(&mut self, decision: Decision) -> u64 {
+        let changes = decision.active != self.decision.active || decision.idle != self.decision.idle;
+        if !changes && !decision.spread {
+            self.decision = decision;
+            return 0;
+        }
+        let before_ns = monotonic_ns();
+        if let Err(error) = self.apply(&decision) {
+            self.summary.notes.push(format!("no remedy any more: {error}"));
+            self.decider = Decider::Fixed(untouched(self.sampler.allowed()));
+            let _noted_already = self.apply(&untouched(self.sampler.allowed()));
+            self.decision = untouched(self.sampler.allowed());
+        } else {
+            self.decision = decision;
+        }
+        let took_ns = monotonic_ns() - before_ns;
+        self.summary.switches += u64::from(changes);
+        self.summary.switching_ns += took_ns;
+        took_ns
+    }
+
+    fn apply(&mut self, decision: &Decision) -> Result<(), Error> {
+        if decision.active != self.decision.active {
+            self.placement.apply(self.journal, self.sampler.tree(), &decision.active)?;
+        }
+        self.idle.apply(self.journal, decision.idle, &decision.active)?;
+        if let Some(helper) = self.idle.helper() {
+            self.sampler.tree_mut().exclude(helper);
+        }
+        if decision.spread {
+            self.placement.spread(self.journal, self.sampler.tree(), &decision.active)?;
+        }
+        Ok(())
+    }
+
+    /// Passes signals on that somebody sent to muster; a terminal's reach the program by themselves.
+    fn forward_signals(&mut self) {
+        for origin in self.signals.pending() {
+            let signal = match origin.signal {
+                SIGINT => Signal::INT,
+                SIGHUP => Signal::HUP,
+                _ => Signal::TERM,
+            };
+            if matches!(origin.cause, Cause::Sent(_)) {
+                self.program.signal(signal);
+            }
+        }
+    }
+}
+
+/// The setting of a decision in words, for the summary.
+fn setting(decision: &Decision) -> String {
+    match decision.idle {
+        IdleMode::Untouched => format!("vCPUs {}", decision.active),
+        IdleMode::Awake => format!("vCPUs {} awake", decision.active),
+        IdleMode::Poll { .. } => format!("vCPUs {} polling", decision.active),
+    }
+}
+
+fn untouched(allowed: CpuSet) -> Decision {
+    Decision {
+        active: allowed,
+        groups: Vec::new(),
+        idle: IdleMode::Untouched,
+        spread: false,
+        next_period_ns: FIXED_PERIOD_NS,
+        wanted: Wanted::Signals,
+        why: Reason::Watching,
+    }
+}
+
+fn decider(remedy: Remedy, config: &Config) -> Decider {
+    let fixed = |idle| Decider::Fixed(Decision { idle, ..untouched(config.allowed) });
+    match remedy {
+        Remedy::Auto | Remedy::Consolidate => Decider::Controller(Box::new(Controller::new(config.clone()))),
+        Remedy::Poll => fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS }),
+        Remedy::Awake => fixed(IdleMode::Awake),
+        Remedy::Memory | Remedy::None => fixed(IdleMode::Untouched),
+    }
+}
+
+fn config(options: &Options, allowed: CpuSet) -> Config {
+    let auto = options.remedy == Remedy::Auto;
+    Config {
+        allowed,
+        topology: options.topology.clone(),
+        prices: options.prices,
+        objective: options.objective,
+        permitted: Permitted {
+            consolidate: allowed.len() > 1 && (auto || options.remedy == Remedy::Consolidate),
+            awake: auto,
+            poll: (auto || options.remedy == Remedy::Poll) && may_poll(),
+            colocate: false,
+        },
+        guest_halt_poll_ns: guest_halt_poll_ns().unwrap_or(0),
+    }
+}
+
+fn check_permitted(remedy: Remedy, permitted: &Permitted) -> Result<(), Error> {
+    if remedy == Remedy::Poll && !permitted.poll {
+        let why = "the guest's halt polling can be set by root only, and only where the cpuidle governor is haltpoll";
+        return Err(Error::NotPermitted { remedy: "poll", why: why.into() });
+    }
+    Ok(())
+}
+
+fn allowed_cpus(target: &Target) -> Result<CpuSet, Error> {
+    let pid = match target {
+        Target::Command(_) => std::process::id(),
+        Target::Process(pid) => *pid,
+    };
+    system::affinity(pid).map(|mask| mask.iter().collect()).map_err(|_| Error::NoProcess(pid))
+}
+
+fn start_or_attach(
+    options: &Options,
+    journal: &Journal,
+    allowed: &CpuSet,
+) -> Result<(Program, Option<ProgramCgroup>), Error> {
+    match &options.target {
+        Target::Process(pid) => Ok((Program::attach(*pid)?, None)),
+        Target::Command(command) => {
+            let group = ProgramCgroup::create(journal, allowed);
+            let doors = group.as_ref().map_or(Ok(Vec::new()), ProgramCgroup::doors);
+            let doors = doors.map_err(Error::system("open the program's cgroup"))?;
+            let environment = start::environment(options.remedy, journal.run());
+            Ok((Program::start(command, &environment, doors)?, group))
+        }
+    }
+}
+
+/// CPU time of this process.
+fn own_cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
