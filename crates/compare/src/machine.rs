@@ -322,6 +322,7 @@ fn tick_ns() -> u64 {
 /// # Errors
 /// When /proc cannot be read.
 pub fn left_behind() -> Result<Vec<String>, CompareError> {
+    reap_orphans();
     let own = std::process::id();
     let all = all_processes()?;
     Ok(all

@@ -70,12 +70,20 @@ impl Metric {
     }
 }
 
-fn one_group(pattern: &str, option: &str) -> Result<Regex, CompareError> {
-    let regex = Regex::new(pattern).map_err(|error| {
+/// A regular expression given as `option`.
+///
+/// # Errors
+/// When it is not one.
+pub fn regex(option: &str, pattern: &str) -> Result<Regex, CompareError> {
+    Regex::new(pattern).map_err(|error| {
         // The last line of the crate's multi-line message is the reason.
         let reason = error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
         CompareError::bad_input(option, format!("`{pattern}` ({reason})"), "a regular expression")
-    })?;
+    })
+}
+
+fn one_group(pattern: &str, option: &str) -> Result<Regex, CompareError> {
+    let regex = regex(option, pattern)?;
     match regex.captures_len() - 1 {
         1 => Ok(regex),
         groups => Err(CompareError::bad_input(

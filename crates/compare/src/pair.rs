@@ -9,9 +9,9 @@
 
 use crate::error::CompareError;
 use crate::launch::{self, ending, tail};
-use crate::machine::Snapshot;
+use crate::machine::{Snapshot, become_subreaper};
 use regex::Regex;
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process_group, wait};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -81,6 +81,7 @@ pub enum PairReport {
 /// # Errors
 /// When a file or process cannot be made. A server that does not get ready is reported, not an error: exit code 1.
 pub fn run(pair: &Pair, to: &Reporting) -> Result<u8, CompareError> {
+    become_subreaper()?;
     let mut server = match Server::start(pair, &to.log) {
         Ok(server) => server,
         Err(why) => return not_ready(to, why),
@@ -135,10 +136,9 @@ impl Server {
             let output = String::from_utf8_lossy(&output);
             if let Ok(Some(status)) = self.child.try_wait() {
                 let (how, _) = ending(status);
-                return Err(format!(
-                    "the server {how} before it was ready (it must stay in the foreground)\n{}",
-                    tail(&output)
-                ));
+                let why =
+                    format!("the server {how} before it was ready (it must stay in the foreground)\n{}", tail(&output));
+                return Err(why.trim_end().to_owned());
             }
             let is_ready = match ready {
                 Ready::Output(regex) => output.lines().any(|line| regex.is_match(line)),
@@ -158,14 +158,25 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         signal_group(self.child.id(), Signal::TERM);
-        let until = Instant::now() + STOP_WITHIN;
-        while Instant::now() < until && matches!(self.child.try_wait(), Ok(None)) {
-            sleep(POLL_EVERY);
+        if !all_children_end_within(STOP_WITHIN) {
+            signal_group(self.child.id(), Signal::KILL);
+            // What is still there after this is not of the server's group; the comparison names it.
+            all_children_end_within(STOP_WITHIN);
         }
-        signal_group(self.child.id(), Signal::KILL);
-        // The group has been killed: the only error left is that there is nothing to wait for.
-        let _ = self.child.wait();
     }
+}
+
+/// Waits for the server and, this process being their subreaper, for what its shell may have left.
+fn all_children_end_within(time: Duration) -> bool {
+    let until = Instant::now() + time;
+    while Instant::now() < until {
+        match wait(WaitOptions::NOHANG) {
+            Ok(Some(_)) => {}
+            Ok(None) => sleep(POLL_EVERY),
+            Err(_) => return true,
+        }
+    }
+    false
 }
 
 fn signal_group(leader: u32, signal: Signal) {

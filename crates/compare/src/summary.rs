@@ -51,7 +51,7 @@ fn range(interval: Interval) -> Range {
 fn verdict(name: &str, baseline: &str, speed: Option<&Interval>, cpu: Option<&Range>, unit: &str) -> String {
     let Some(speed) = speed else { return format!("{name}: one round is too few to tell.") };
     let ratio = format!("{:.2}x as fast as {baseline} (95 % CI {:.2} to {:.2})", speed.value, speed.low, speed.high);
-    let cost = cpu.map_or(String::new(), |cpu| format!(" at {} per {}", cost(cpu), unit.trim_end_matches('s')));
+    let cost = cpu.map_or(String::new(), |cpu| cost(cpu, unit.trim_end_matches('s')));
     match speed.verdict(SAME_WITHIN) {
         Verdict::Above => format!("{name} is {ratio}{cost}."),
         Verdict::Below => format!("{name} is slower: {ratio}{cost}."),
@@ -64,11 +64,12 @@ fn verdict(name: &str, baseline: &str, speed: Option<&Interval>, cpu: Option<&Ra
     }
 }
 
-fn cost(cpu: &Range) -> String {
-    if cpu.low <= 1.0 && cpu.high >= 1.0 {
-        return format!("no clear difference in CPU ({:.2}x, {:.2} to {:.2})", cpu.value, cpu.low, cpu.high);
+fn cost(cpu: &Range, per: &str) -> String {
+    let Range { low, value, high } = cpu;
+    if *low <= 1.0 && *high >= 1.0 {
+        return format!(", with no clear difference in CPU per {per} ({value:.2}x, {low:.2} to {high:.2})");
     }
-    format!("{:.2} of the CPU ({:.2} to {:.2})", cpu.value, cpu.low, cpu.high)
+    format!(" at {value:.2} of the CPU per {per} ({low:.2} to {high:.2})")
 }
 
 /// What the runs themselves say about how far to trust them.

@@ -4,7 +4,7 @@
 
 use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
 use crate::judge::{KindError, errors_by_kind};
-use comfy_table::{Cell, CellAlignment, ContentArrangement, Table, presets::UTF8_HORIZONTAL_ONLY};
+use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 use muster_model::ledger::Confidence;
 use muster_model::results::{Arm, Comparison, Explanation, Prediction, StudyKind, StudyResults};
 use muster_model::{Account, Amount, Ledger};
@@ -12,6 +12,12 @@ use std::fmt::Write;
 
 /// Width of a table that is not printed on a terminal.
 pub const PLAIN_WIDTH: u16 = 110;
+
+/// One line under the header and nothing else: numbers are told apart by their columns.
+const STYLE: TableStyle = TableStyle::new()
+    .header_lines(ContentLineStyle::none().junction(' '))
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .content_lines(ContentLineStyle::none().junction(' '));
 
 /// A ledger: account by account how much core time, which share, how sure, and where the number comes from.
 pub fn ledger(ledger: &Ledger) -> String {
@@ -120,7 +126,7 @@ fn comparison_at(comparison: &Comparison, width: u16) -> String {
             "spread",
             "speed (95 % CI)",
             "CPU per work (95 % CI)",
-            "machine's",
+            "machine CPU per work",
             "halts/s",
             "switches/s",
         ],
@@ -215,7 +221,7 @@ fn terminal_width() -> u16 {
 
 fn new_table(width: u16, header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_style(UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    table.load_style(STYLE).set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
     table.set_header(header.iter().map(|title| Cell::new(*title)));
     table
 }
