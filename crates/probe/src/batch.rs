@@ -23,11 +23,11 @@ pub struct Effort {
 
 impl Effort {
     /// A full run: under a minute.
-    pub const FULL: Self = Self { batches: 21, batch_ns: 10_000_000, wakes: 50, chase_bytes: 256 << 20 };
+    pub const FULL: Self = Self { batches: 21, batch_ns: 10_000_000, wakes: 50, chase_bytes: 512 << 20 };
     /// A quick run: under ten seconds.
-    pub const QUICK: Self = Self { batches: 9, batch_ns: 2_000_000, wakes: 24, chase_bytes: 64 << 20 };
+    pub const QUICK: Self = Self { batches: 9, batch_ns: 2_000_000, wakes: 24, chase_bytes: 256 << 20 };
     /// Wake-ups only, for a program about to start: well under 300 ms.
-    pub const WAKES_ONLY: Self = Self { batches: 7, batch_ns: 0, wakes: 24, chase_bytes: 0 };
+    pub const WAKES_ONLY: Self = Self { batches: 5, batch_ns: 0, wakes: 16, chase_bytes: 0 };
 }
 
 /// Nanoseconds per operation in each batch; `run(n)` does the operation `n` times and returns the nanoseconds it took.

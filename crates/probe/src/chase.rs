@@ -18,7 +18,7 @@ const LINE_WORDS: usize = LINE_BYTES / size_of::<u64>();
 /// The smallest working set, bytes.
 const SMALLEST: u64 = 16 << 10;
 /// A difference below this share of the price with large pages is no page walk.
-const WALK_SHARE: f64 = 0.2;
+const WALK_SHARE: f64 = 0.1;
 
 /// The working sets to measure, bytes: powers of two up to `largest`, at most an eighth of the memory.
 pub fn sizes(largest: u64, memory_bytes: Option<u64>) -> Vec<u64> {

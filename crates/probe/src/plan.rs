@@ -163,7 +163,7 @@ fn doubt(scene: &Scene, times: &WakeTimes) -> Option<String> {
     let halts_share = idle.halting as f64 / times.rounds.max(1) as f64;
     let (setting, channel) = (scene.setting.name(), scene.channel.name());
     match scene.setting {
-        Setting::Halted | Setting::Parked if halts_share < 0.8 => Some(format!(
+        Setting::Halted | Setting::Parked if halts_share < 0.5 => Some(format!(
             "wake.{channel}.{setting}: the target CPU halted before only {:.0} % of the wake-ups",
             halts_share * 100.0
         )),
@@ -466,7 +466,7 @@ mod tests {
             WakeTimes { latency_ns: vec![], call_ns: vec![], counted: 100, rounds: 100, idle }
         };
         assert!(doubt(&scene(Setting::Halted), &times(100)).is_none());
-        assert!(doubt(&scene(Setting::Halted), &times(50)).unwrap().contains("50 %"));
+        assert!(doubt(&scene(Setting::Halted), &times(40)).unwrap().contains("40 %"));
         assert!(doubt(&scene(Setting::Awake), &times(3)).is_none());
         assert!(doubt(&scene(Setting::Awake), &times(90)).unwrap().contains("90 %"));
         assert!(doubt(&scene(Setting::Halted), &WakeTimes { idle: None, ..times(0) }).is_none());

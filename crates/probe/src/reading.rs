@@ -41,7 +41,7 @@ fn wakes(profile: &Profile) -> Table<'_> {
             rows.push(row(profile, label, names.into()));
         }
         for setting in REMOTE_SETTINGS {
-            let label = format!("  waker's own part, {setting}, {}", distance_words(*distance));
+            let label = format!("  the waker's call, {setting}, {}", distance_words(*distance));
             let names = WAKE_CHANNELS.map(|channel| waker(channel, setting, *distance));
             rows.push(row(profile, label, names.into()));
         }
@@ -212,6 +212,7 @@ fn shape(profile: &Profile) -> String {
 pub fn hints(profile: &Profile) -> Vec<String> {
     [
         halted_hint(profile),
+        parked_hint(profile),
         polling_hint(profile),
         clock_hint(profile),
         crowd_hint(profile),
@@ -239,6 +240,19 @@ fn halted_hint(profile: &Profile) -> Option<String> {
         halted_ns / same_ns,
         halted_ns / awake_ns
     ))
+}
+
+fn parked_hint(profile: &Profile) -> Option<String> {
+    let distance = nearest(profile)?;
+    let halted_ns = profile.price_ns(&wake("futex", "halted", distance)).filter(|&ns| ns > 0.0)?;
+    let parked_ns = profile.price_ns(&wake("futex", "parked", distance))?;
+    (parked_ns > 1.3 * halted_ns).then(|| {
+        format!(
+            "One that finds it halted for 2 ms costs {:.1} times as much again: by then the host no longer polls for it, \
+             or the core sleeps deeper.",
+            parked_ns / halted_ns
+        )
+    })
 }
 
 fn polling_hint(profile: &Profile) -> Option<String> {
