@@ -1,1 +1,17 @@
-//! To be filled.
+//! The simulated world: a machine, a VMM, a guest kernel and a program, in virtual time.
+//!
+//! Equal inputs give equal results, byte for byte, on any machine. The decisions are those of `muster-policy`, which
+//! also drives the live world. This room reads no file and no clock; whoever has the texts hands them in.
+
+pub mod engine;
+pub mod error;
+pub mod guest;
+pub mod machine;
+pub mod remedy;
+pub mod run;
+pub mod vmm;
+pub mod workload;
+pub mod world;
+
+pub use error::SimError;
+pub use run::{Outcome, Simulation};

@@ -1,0 +1,158 @@
+//! The queue of pending events, ordered by (time, sequence number).
+//!
+//! Every source of events (a core, an interrupt line, a timer) owns a *slot* and has at most one event pending. The
+//! event's sequence number is its generation: cancelling or rescheduling a slot makes the old entry stale, and stale
+//! entries are dropped when they surface. Nothing is ever searched for.
+
+use super::Ps;
+
+/// A source of events.
+pub type Slot = u32;
+
+const SLOT_BITS: u32 = 24;
+const SEQUENCE_BITS: u32 = 40;
+
+/// A binary heap of entries `time:64 | sequence:40 | slot:24`, which compare as one integer.
+#[derive(Debug)]
+pub struct Queue {
+    heap: Vec<u128>,
+    /// By slot, the sequence number of its pending event; 0 when there is none.
+    pending: Vec<u64>,
+    sequence: u64,
+    /// The root has been taken out and not been replaced yet: the next entry goes there, without a second sift.
+    hole: bool,
+}
+
+impl Queue {
+    /// A queue for slots `0..slots`.
+    ///
+    /// # Panics
+    /// When there are more slots than an entry can name.
+    pub fn new(slots: usize) -> Self {
+        assert!(slots <= 1 << SLOT_BITS, "at most 2^{SLOT_BITS} slots");
+        Self { heap: Vec::with_capacity(4 * slots.min(4096)), pending: vec![0; slots], sequence: 0, hole: false }
+    }
+
+    /// Sets the slot's event to `time`; an event that was pending there is replaced.
+    #[inline]
+    pub fn schedule(&mut self, slot: Slot, time: Ps) {
+        self.sequence += 1;
+        debug_assert!(self.sequence < 1 << SEQUENCE_BITS);
+        self.pending[slot as usize] = self.sequence;
+        let entry = (u128::from(time) << 64) | (u128::from(self.sequence) << SLOT_BITS) | u128::from(slot);
+        if self.hole {
+            self.hole = false;
+            self.sift_down(entry);
+        } else {
+            self.sift_up(entry);
+        }
+    }
+
+    /// Drops the slot's event, if one is pending.
+    #[inline]
+    pub fn cancel(&mut self, slot: Slot) {
+        self.pending[slot as usize] = 0;
+    }
+
+    /// Whether the slot has an event pending.
+    #[inline]
+    pub fn is_pending(&self, slot: Slot) -> bool {
+        self.pending[slot as usize] != 0
+    }
+
+    /// Takes out the earliest event.
+    #[inline]
+    pub fn pop(&mut self) -> Option<(Ps, Slot)> {
+        loop {
+            if self.hole {
+                self.hole = false;
+                let last = self.heap.pop()?;
+                if self.heap.is_empty() {
+                    // The hole itself was the last entry.
+                    return None;
+                }
+                self.sift_down(last);
+            }
+            let entry = *self.heap.first()?;
+            self.hole = true;
+            let slot = (entry as u32) & ((1 << SLOT_BITS) - 1);
+            let sequence = (entry >> SLOT_BITS) as u64 & ((1 << SEQUENCE_BITS) - 1);
+            if self.pending[slot as usize] == sequence {
+                self.pending[slot as usize] = 0;
+                return Some(((entry >> 64) as Ps, slot));
+            }
+        }
+    }
+
+    #[inline]
+    fn sift_up(&mut self, entry: u128) {
+        let mut at = self.heap.len();
+        self.heap.push(entry);
+        while at > 0 {
+            let parent = (at - 1) / 2;
+            if self.heap[parent] <= entry {
+                break;
+            }
+            self.heap[at] = self.heap[parent];
+            at = parent;
+        }
+        self.heap[at] = entry;
+    }
+
+    /// Puts `entry` at the root and restores the order below.
+    #[inline]
+    fn sift_down(&mut self, entry: u128) {
+        let heap = &mut self.heap[..];
+        let mut at = 0;
+        loop {
+            let left = 2 * at + 1;
+            if left >= heap.len() {
+                break;
+            }
+            let right = left + 1;
+            let child = if right < heap.len() && heap[right] < heap[left] { right } else { left };
+            if entry <= heap[child] {
+                break;
+            }
+            heap[at] = heap[child];
+            at = child;
+        }
+        heap[at] = entry;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        /// Against the obvious model: a map from slot to (time, sequence).
+        #[test]
+        fn behaves_like_a_sorted_map(steps in proptest::collection::vec((0u8..4, 0u32..12, 0u64..50), 0..400)) {
+            let mut queue = Queue::new(12);
+            let mut model: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+            let mut sequence = 0;
+            for (what, slot, time) in steps {
+                match what {
+                    0 | 1 => {
+                        sequence += 1;
+                        queue.schedule(slot, time);
+                        model.insert(slot, (time, sequence));
+                    }
+                    2 => {
+                        queue.cancel(slot);
+                        model.remove(&slot);
+                    }
+                    _ => {
+                        let first = model.iter().map(|(&slot, &(time, seq))| (time, seq, slot)).min();
+                        prop_assert_eq!(queue.pop(), first.map(|(time, _, slot)| (time, slot)));
+                        first.map(|(_, _, slot)| model.remove(&slot));
+                    }
+                }
+                prop_assert_eq!(queue.is_pending(slot), model.contains_key(&slot));
+            }
+        }
+    }
+}

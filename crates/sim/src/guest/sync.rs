@@ -1,0 +1,549 @@
+//! Synchronization: futex mutexes, kernel mutexes, spin locks, barriers, conditions, and the waking call.
+//!
+//! A mutex has the three states of the futex algorithm (0 free, 1 taken, 2 taken and somebody may wait): a release in
+//! state 2 is a system call even if nobody waits any more. A woken thread competes with newcomers and takes the mutex
+//! in state 2. A kernel mutex is handed over in order of arrival, as Linux 3.2's rw-semaphore is to writers. Sources:
+//! Drepper, Futexes Are Tricky, section 5; glibc 2.15 nptl; Linux 3.2 lib/rwsem.c.
+
+use super::thread::{After, List, Mode, Source, Step, WaitFor};
+use crate::engine::Ps;
+use crate::world::{CoreState, NONE, World, core_slot, kind};
+use muster_model::study::{Placement, RemoteWake, WakeSignal};
+use muster_model::workload;
+use muster_model::{Account, CpuSet};
+use muster_policy::wakeup::{Wakeup, place};
+
+/// A lock.
+#[derive(Debug, Clone)]
+pub struct Lock {
+    kind: workload::Lock,
+    state: u8,
+    /// Threads that spin, in order of arrival.
+    spinners: List,
+    /// Threads that are blocked, in order of arrival.
+    blocked: List,
+}
+
+impl Lock {
+    /// A free lock.
+    pub fn new(kind: workload::Lock) -> Self {
+        Self { kind, state: 0, spinners: List::EMPTY, blocked: List::EMPTY }
+    }
+}
+
+/// A barrier.
+#[derive(Debug, Clone)]
+pub struct Barrier {
+    parties: u32,
+    arrived: u32,
+    generation: u32,
+    blocked: List,
+}
+
+impl Barrier {
+    /// A barrier for so many threads.
+    pub fn new(parties: u32) -> Self {
+        Self { parties, arrived: 0, generation: 0, blocked: List::EMPTY }
+    }
+
+    /// One more has arrived; whether it was the last.
+    fn arrive(&mut self) -> bool {
+        self.arrived += 1;
+        let last = self.arrived == self.parties;
+        if last {
+            self.arrived = 0;
+            self.generation = self.generation.wrapping_add(1);
+        }
+        last
+    }
+}
+
+/// A counting condition.
+#[derive(Debug, Clone)]
+pub struct Condition {
+    permits: u64,
+    blocked: List,
+    /// Threads that found no permit and are on their way to blocking.
+    coming: u32,
+}
+
+impl Condition {
+    /// A condition with permits.
+    pub fn new(permits: u64) -> Self {
+        Self { permits, blocked: List::EMPTY, coming: 0 }
+    }
+
+    /// Takes a permit if there is one.
+    pub fn take(&mut self) -> bool {
+        let has = self.permits > 0;
+        self.permits -= u64::from(has);
+        has
+    }
+}
+
+/// How a CPU is told that a thread waits for it.
+enum Signal {
+    None,
+    Ipi,
+    Exception,
+}
+
+impl World {
+    // ---- locks ----
+
+    /// The fast path: takes a free lock.
+    #[inline]
+    pub(crate) fn try_acquire(&mut self, l: u32, _t: u32) -> bool {
+        let lock = &mut self.locks[l as usize];
+        let free = lock.state == 0;
+        lock.state |= u8::from(free);
+        free
+    }
+
+    /// The lock is taken: spin or block, as its kind says.
+    pub(crate) fn contend(&mut self, c: usize, t: u32, l: u32) {
+        match self.locks[l as usize].kind {
+            workload::Lock::Mutex => {
+                let price = self.prices.syscall + self.prices.block;
+                self.wait(c, t, price, WaitFor::Mutex(l), After::Retry(l));
+            }
+            workload::Lock::KernelMutex => {
+                self.wait(c, t, self.prices.block, WaitFor::KernelMutex(l), After::Fetch);
+            }
+            workload::Lock::Spin => self.spin(c, t, l, None),
+            workload::Lock::SpinThenBlock { spin_ns } => self.spin(c, t, l, Some(spin_ns * crate::engine::NS)),
+        }
+    }
+
+    fn spin(&mut self, c: usize, t: u32, l: u32, timeout: Option<Ps>) {
+        self.locks[l as usize].spinners.push(&mut self.threads, t);
+        let thread = &mut self.threads[t as usize];
+        thread.mode = Mode::Spin;
+        thread.in_kernel = false;
+        thread.granted = false;
+        thread.waits_for = WaitFor::Mutex(l);
+        thread.remaining = timeout.unwrap_or(0);
+        self.spin_on(c, t);
+    }
+
+    /// The core's thread spins (again): to the end of its timeout if it has one.
+    pub(crate) fn spin_on(&mut self, c: usize, t: u32) {
+        let thread = &self.threads[t as usize];
+        self.cores[c].run_since = self.now;
+        if thread.granted {
+            self.busy(c, CoreState::Spinning, Account::Spin, 0);
+        } else if thread.remaining > 0 {
+            self.busy(c, CoreState::Spinning, Account::Spin, thread.remaining);
+        } else {
+            self.rest(c, CoreState::Spinning, Account::Spin);
+        }
+    }
+
+    /// The spinning thread has got the lock, or its timeout has come.
+    pub(crate) fn spin_over(&mut self, c: usize) {
+        self.charge(c);
+        let t = self.cores[c].current;
+        let thread = &mut self.threads[t as usize];
+        if std::mem::take(&mut thread.granted) {
+            thread.remaining = 0;
+            return self.fetch(c);
+        }
+        let WaitFor::Mutex(l) = thread.waits_for else { unreachable!("only locks are spun for") };
+        self.locks[l as usize].spinners.remove(&mut self.threads, t);
+        let price = self.prices.syscall + self.prices.block;
+        self.wait(c, t, price, WaitFor::Mutex(l), After::Retry(l));
+    }
+
+    /// A woken thread is back in user mode and tries again, leaving the mark that somebody may wait.
+    pub(crate) fn retry(&mut self, c: usize, t: u32, l: u32) {
+        let lock = &mut self.locks[l as usize];
+        if lock.state == 0 {
+            lock.state = 2;
+            return self.fetch(c);
+        }
+        let price = self.prices.syscall + self.prices.block;
+        self.wait(c, t, price, WaitFor::Mutex(l), After::Retry(l));
+    }
+
+    /// Gives a lock back. Whether that takes time: then `then` follows by itself.
+    pub(crate) fn release(&mut self, c: usize, t: u32, l: u32, then: Step) -> bool {
+        let lock = &mut self.locks[l as usize];
+        if let Some(next) = lock.spinners.pop(&self.threads) {
+            // The line goes to the first spinner; if that one has been preempted, the lock waits for it.
+            let has_state = if lock.blocked.is_empty() { 1 } else { 2 };
+            lock.state = has_state;
+            self.grant(c, next);
+            return false;
+        }
+        if lock.kind == workload::Lock::KernelMutex {
+            let Some(next) = lock.blocked.pop(&self.threads) else {
+                lock.state = 0;
+                return false;
+            };
+            self.add_to_wakes(t, next);
+            self.call(c, t, 0, Source::Listed, then);
+            return true;
+        }
+        let contended = lock.state == 2;
+        lock.state = 0;
+        if contended {
+            self.call(c, t, self.prices.syscall + self.prices.futex_wake, Source::Mutex(l), then);
+        }
+        contended
+    }
+
+    fn grant(&mut self, from: usize, t: u32) {
+        self.threads[t as usize].granted = true;
+        let c = self.threads[t as usize].cpu as usize;
+        if self.cores[c].current == t && self.cores[c].state == CoreState::Spinning {
+            let line = self.prices.cache_line[self.apart(from, c)];
+            self.queue.schedule(core_slot(c, kind::CORE), self.now + line);
+        }
+    }
+
+    // ---- waiting ----
+
+    /// The core's thread is on its way to blocking.
+    pub(crate) fn wait(&mut self, c: usize, t: u32, price: Ps, what: WaitFor, after: After) {
+        let thread = &mut self.threads[t as usize];
+        thread.waits_for = what;
+        thread.after = after;
+        if let WaitFor::Permit(condition) = what {
+            self.conditions[condition as usize].coming += 1;
+        }
+        self.in_kernel(c, price, Step::Block(what));
+    }
+
+    /// At the point of no return the kernel looks once more; then the thread leaves its core.
+    pub(crate) fn block_unless_passed(&mut self, c: usize, t: u32, what: WaitFor) {
+        let generation = self.threads[t as usize].generation;
+        let passed = match what {
+            WaitFor::Mutex(l) => {
+                let lock = &mut self.locks[l as usize];
+                let free = lock.state == 0;
+                lock.state = 2;
+                if free {
+                    return self.fetch(c);
+                }
+                lock.blocked.push(&mut self.threads, t);
+                false
+            }
+            WaitFor::KernelMutex(l) => {
+                let lock = &mut self.locks[l as usize];
+                let free = lock.state == 0;
+                lock.state = 1;
+                if !free {
+                    lock.blocked.push(&mut self.threads, t);
+                }
+                free
+            }
+            WaitFor::Permit(condition) => {
+                let condition = &mut self.conditions[condition as usize];
+                condition.coming -= 1;
+                let has = condition.take();
+                if !has {
+                    condition.blocked.push(&mut self.threads, t);
+                }
+                has
+            }
+            WaitFor::Barrier(b) | WaitFor::Broadcast(b) => {
+                let barrier = &mut self.barriers[b as usize];
+                let over = barrier.generation != generation;
+                if !over {
+                    barrier.blocked.push(&mut self.threads, t);
+                }
+                over
+            }
+        };
+        if !passed {
+            self.cores[c].current = NONE;
+            return self.schedule(c);
+        }
+        match self.threads[t as usize].after {
+            After::Fetch => self.fetch(c),
+            After::Retry(lock) => self.retry(c, t, lock),
+        }
+    }
+
+    // ---- barriers and conditions ----
+
+    /// Arrives at a futex barrier.
+    pub(crate) fn arrive(&mut self, c: usize, t: u32, b: u32) {
+        self.threads[t as usize].generation = self.barriers[b as usize].generation;
+        if self.barriers[b as usize].arrive() {
+            self.call(c, t, self.prices.syscall + self.prices.futex_wake, Source::Barrier(b), Step::Fetch);
+        } else {
+            self.wait(c, t, self.prices.syscall + self.prices.block, WaitFor::Barrier(b), After::Fetch);
+        }
+    }
+
+    /// Arrives at a condition-variable barrier, holding its mutex: the last one broadcasts, the others release the
+    /// mutex, wait, and take it again.
+    pub(crate) fn arrive_holding(&mut self, c: usize, t: u32, b: u32) {
+        self.threads[t as usize].generation = self.barriers[b as usize].generation;
+        if self.barriers[b as usize].arrive() {
+            let others = Ps::from(self.barriers[b as usize].parties - 1);
+            let price = self.prices.syscall + self.prices.futex_wake + self.prices.requeue * others;
+            return self.call(c, t, price, Source::Broadcast(b), Step::Fetch);
+        }
+        let mutex = self.mutex_of(b);
+        let wait = Step::Block(WaitFor::Broadcast(b));
+        if !self.release(c, t, mutex, wait) {
+            self.wait_for_broadcast(c, t, b);
+        }
+    }
+
+    fn wait_for_broadcast(&mut self, c: usize, t: u32, b: u32) {
+        let after = After::Retry(self.mutex_of(b));
+        self.wait(c, t, self.prices.syscall + self.prices.block, WaitFor::Broadcast(b), after);
+    }
+
+    /// The mutexes of barriers follow the workload's own locks; the mm mutex comes last.
+    fn mutex_of(&self, b: u32) -> u32 {
+        (self.locks.len() - 1 - self.barriers.len()) as u32 + b
+    }
+
+    /// Gives permits; a system call only if somebody waits or is about to. Whether it takes time.
+    pub(crate) fn give(&mut self, c: usize, t: u32, condition: u32, count: u32) -> bool {
+        let waiting = &mut self.conditions[condition as usize];
+        if waiting.blocked.is_empty() && waiting.coming == 0 {
+            waiting.permits += u64::from(count);
+            return false;
+        }
+        let price = self.prices.syscall + self.prices.futex_wake;
+        self.call(c, t, price, Source::Condition { condition, count }, Step::Fetch);
+        true
+    }
+
+    // ---- the waking call ----
+
+    /// Starts a call that wakes threads; `then` follows when all are awake.
+    fn call(&mut self, c: usize, t: u32, price: Ps, source: Source, then: Step) {
+        let thread = &mut self.threads[t as usize];
+        thread.call_start = self.now;
+        thread.then = then;
+        self.in_kernel(c, price, Step::Collect(source));
+    }
+
+    /// The call has found whom it wakes.
+    pub(crate) fn collect(&mut self, c: usize, t: u32, source: Source) {
+        match source {
+            Source::Listed => {}
+            Source::Mutex(l) => self.collect_some(t, 1, |world| &mut world.locks[l as usize].blocked),
+            Source::Condition { condition, count } => {
+                let state = &mut self.conditions[condition as usize];
+                state.permits += u64::from(count);
+                while !self.conditions[condition as usize].blocked.is_empty()
+                    && self.conditions[condition as usize].take()
+                {
+                    self.collect_some(t, 1, |world| &mut world.conditions[condition as usize].blocked);
+                }
+            }
+            Source::Barrier(b) => self.collect_generation(t, b, u32::MAX),
+            Source::Broadcast(b) => {
+                self.collect_generation(t, b, 1);
+                self.requeue(b);
+            }
+        }
+        self.wake_next(c, t);
+    }
+
+    fn collect_some(&mut self, t: u32, count: u32, list: impl Fn(&mut Self) -> &mut List) {
+        for _ in 0..count {
+            let mut from = *list(self);
+            let Some(next) = from.pop(&self.threads) else { break };
+            *list(self) = from;
+            self.add_to_wakes(t, next);
+        }
+    }
+
+    fn add_to_wakes(&mut self, t: u32, next: u32) {
+        let mut wakes = self.threads[t as usize].wakes;
+        wakes.push(&mut self.threads, next);
+        self.threads[t as usize].wakes = wakes;
+    }
+
+    /// Waiters of the generation that is over; those of the next one may have queued behind them already.
+    fn collect_generation(&mut self, t: u32, b: u32, most: u32) {
+        for _ in 0..most {
+            let Some(next) = self.next_of_last_generation(b) else { break };
+            self.add_to_wakes(t, next);
+        }
+    }
+
+    fn next_of_last_generation(&mut self, b: u32) -> Option<u32> {
+        let barrier = &mut self.barriers[b as usize];
+        let first = barrier.blocked.first();
+        if first == NONE || self.threads[first as usize].generation == barrier.generation {
+            return None;
+        }
+        barrier.blocked.pop(&self.threads)
+    }
+
+    /// FUTEX_CMP_REQUEUE: the other waiters of the condition variable now wait for its mutex.
+    fn requeue(&mut self, b: u32) {
+        let mutex = self.mutex_of(b);
+        while let Some(next) = self.next_of_last_generation(b) {
+            self.threads[next as usize].waits_for = WaitFor::Mutex(mutex);
+            let lock = &mut self.locks[mutex as usize];
+            lock.blocked.push(&mut self.threads, next);
+            lock.state = 2;
+        }
+    }
+
+    /// The next thread to wake, or the end of the call.
+    pub(crate) fn wake_next(&mut self, c: usize, t: u32) {
+        if !self.threads[t as usize].wakes.is_empty() {
+            return self.in_kernel(c, self.prices.wake_up, Step::Wake);
+        }
+        match self.threads[t as usize].then {
+            Step::Block(WaitFor::Broadcast(b)) => self.wait_for_broadcast(c, t, b),
+            _ => self.fetch(c),
+        }
+    }
+
+    /// try_to_wake_up: chooses a CPU, puts the thread there, and tells the CPU if it has to be told.
+    pub(crate) fn wake_one(&mut self, c: usize, t: u32) {
+        let mut wakes = self.threads[t as usize].wakes;
+        let w = wakes.pop(&self.threads).expect("the call checked that somebody is left");
+        self.threads[t as usize].wakes = wakes;
+        let start = self.threads[t as usize].call_start;
+        let woken = &mut self.threads[w as usize];
+        woken.step = Step::Woken;
+        woken.mode = Mode::Stretch;
+        woken.in_kernel = true;
+        woken.remaining = 0;
+        woken.woken_from = start;
+        woken.waker_core = c as u32;
+        self.counters.wakeups += 1;
+        let target = self.place(c, w, self.placement);
+        self.place_sleeper(w, target);
+        self.enqueue(w, target);
+        if target == c {
+            if self.should_preempt(c, w) {
+                self.cores[c].need_resched = true;
+            } else {
+                self.offer(w);
+            }
+            return self.wake_next(c, t);
+        }
+        match self.signal(c, target, w) {
+            Signal::None => self.wake_next(c, t),
+            Signal::Exception => {
+                self.counters.exceptions += 1;
+                let line = self.prices.cache_line[self.apart(c, target)];
+                self.queue.schedule(core_slot(target, kind::RESCHEDULE), self.now + line);
+                self.stretch(c, line, Account::CacheTransfer, true, Step::WakeNext);
+            }
+            Signal::Ipi => {
+                self.counters.ipis += 1;
+                self.counters.ipi_exits += u64::from(self.virtualized);
+                let price = self.ipi_send_price();
+                self.stretch(c, price, Account::Ipi, true, Step::IpiWritten(target as u32));
+            }
+        }
+    }
+
+    /// Where a woken or displaced thread goes.
+    pub(crate) fn place(&self, from: usize, t: u32, placement: Placement) -> usize {
+        let previous = self.threads[t as usize].cpu as usize;
+        place(&Wakeup {
+            placement,
+            waker: from,
+            previous,
+            allowed: &self.allowed[t as usize],
+            idle: &self.idle,
+            previous_llc: &self.llc[previous],
+            waker_llc: &self.llc[from],
+            waker_load: self.load(from),
+            previous_load: self.load(previous),
+        })
+    }
+
+    fn load(&self, c: usize) -> u32 {
+        self.cores[c].queue.len() as u32 + u32::from(self.cores[c].current != NONE)
+    }
+
+    /// Whether and how core `c` tells `target` that thread `w` has been put on its queue.
+    fn signal(&mut self, c: usize, target: usize, w: u32) -> Signal {
+        let flag = self.remote_wake == RemoteWake::Flag;
+        match self.cores[target].state {
+            CoreState::Polling | CoreState::Mwait if flag => {
+                let line = self.prices.cache_line[self.apart(c, target)] + self.prices.poll_notice;
+                if !self.queue.is_pending(core_slot(target, kind::NOTICE)) {
+                    self.queue.schedule(core_slot(target, kind::NOTICE), self.now + line);
+                }
+                Signal::None
+            }
+            CoreState::Resuming | CoreState::SchedulingIn | CoreState::LeavingIdle => Signal::None,
+            CoreState::Polling
+            | CoreState::Mwait
+            | CoreState::Halted
+            | CoreState::EnteringIdle
+            | CoreState::Suspending => self.once(target, Signal::Ipi),
+            CoreState::Yielding => self.once_awake(target),
+            // On its way to the yielding thread or back from an interrupt in idle: it looks at its queue by itself.
+            _ if self.cores[target].current == NONE => Signal::None,
+            _ if self.should_preempt(target, w) => {
+                self.cores[target].need_resched = true;
+                self.once_awake(target)
+            }
+            _ => {
+                self.offer(w);
+                Signal::None
+            }
+        }
+    }
+
+    fn once_awake(&mut self, target: usize) -> Signal {
+        let exception = self.wake_signal == WakeSignal::Exception;
+        self.once(target, if exception { Signal::Exception } else { Signal::Ipi })
+    }
+
+    /// A CPU that has been told is not told again before it has looked.
+    fn once(&mut self, target: usize, signal: Signal) -> Signal {
+        if std::mem::replace(&mut self.cores[target].signalled, true) { Signal::None } else { signal }
+    }
+
+    /// The register write is done: an IPI to a suspended vCPU makes the VMM wake it first.
+    pub(crate) fn ipi_written(&mut self, c: usize, target: usize) {
+        if self.virtualized && self.cores[target].state == CoreState::Halted {
+            let price = self.prices.wake_vcpu;
+            self.stretch(c, price, Account::VmmScheduler, true, Step::VcpuWoken(target as u32));
+        } else {
+            self.send_reschedule(c, target);
+        }
+    }
+
+    /// The interrupt is on its way; the sender goes back into the guest.
+    pub(crate) fn send_reschedule(&mut self, c: usize, target: usize) {
+        self.deliver(target);
+        if self.virtualized {
+            self.stretch(c, self.prices.vm_entry, Account::Ipi, true, Step::WakeNext);
+        } else {
+            let t = self.cores[c].current;
+            self.wake_next(c, t);
+        }
+    }
+
+    /// A rescheduling interrupt is on its way to a core.
+    pub(crate) fn deliver(&mut self, target: usize) {
+        let slot = core_slot(target, kind::RESCHEDULE);
+        if !self.queue.is_pending(slot) {
+            self.queue.schedule(slot, self.now + self.prices.ipi_delivery);
+        }
+    }
+
+    /// A thread waits behind another: a core that is awake and idle will find it when it looks.
+    fn offer(&mut self, t: u32) {
+        if self.idle.is_empty() {
+            return;
+        }
+        let candidates: CpuSet = self.idle.intersection(&self.allowed[t as usize]);
+        let awake = |c: &usize| matches!(self.cores[*c].state, CoreState::Yielding | CoreState::Polling);
+        let found = candidates.iter().filter(|&c| !self.queue.is_pending(core_slot(c, kind::PULL))).find(awake);
+        if let Some(c) = found {
+            self.queue.schedule(core_slot(c, kind::PULL), self.now + self.prices.balance);
+        }
+    }
+}

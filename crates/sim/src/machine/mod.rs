@@ -1,0 +1,5 @@
+//! What silicon does and what it costs: the prices of a profile as picoseconds, distances between cores, and how an
+//! interrupt reaches a core.
+
+pub mod interrupt;
+pub mod prices;

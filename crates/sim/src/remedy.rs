@@ -1,0 +1,238 @@
+//! Consolidation: the daemon that gives a policy its facts each period and applies what it decides.
+//!
+//! The policies are those of the live world. What the daemon costs is charged to the first active core as work in its
+//! own right; a daemon whose core sleeps is not simulated waking it.
+
+use crate::engine::{NS, Ps};
+use crate::machine::interrupt::reason;
+use crate::machine::prices::Prices;
+use crate::world::{CoreState, World, core_slot, kind};
+use muster_model::study::{Consolidation, Environment, Experiment, IdleKind};
+use muster_model::{Account, CpuSet, PeriodFacts, Topology};
+use muster_policy::consolidate::{self, Controller, Decision, IdleMode, Objective, Permitted};
+use muster_policy::yielding;
+
+/// Who decides how many cores are active.
+#[derive(Debug)]
+pub struct Daemon {
+    rule: Rule,
+    last: Totals,
+    /// What idle cores did before the first decision: kind, polling limit, yielding threads.
+    found: Option<(IdleKind, u64, bool)>,
+}
+
+#[derive(Debug)]
+enum Rule {
+    None,
+    Yielding(yielding::Controller),
+    Controller(Box<Controller>),
+}
+
+/// Running totals at the end of a period.
+#[derive(Debug, Clone, Copy, Default)]
+struct Totals {
+    now: Ps,
+    cpu: Ps,
+    user: Ps,
+    idle: Ps,
+    polled: Ps,
+    yielded: Ps,
+    waiting: Ps,
+    idle_entries: u64,
+    poll_entries: u64,
+    switches: u64,
+}
+
+/// First period of the controller; the following ones are its own decisions.
+const FIRST_PERIOD_NS: u64 = 4_000_000;
+
+impl Daemon {
+    /// The daemon an experiment asks for.
+    pub fn new(experiment: &Experiment, topology: &Topology, cores: &CpuSet, prices: &Prices) -> Self {
+        let rule = match experiment.consolidation {
+            Consolidation::None => Rule::None,
+            Consolidation::Yielding => {
+                Rule::Yielding(yielding::Controller::new(yielding::Config::default(), experiment.cores))
+            }
+            Consolidation::Controller => {
+                let config = consolidate::Config {
+                    allowed: *cores,
+                    topology: topology.clone(),
+                    prices: prices.of_waking(experiment.environment == Environment::Virtual),
+                    objective: Objective::Speed,
+                    permitted: Permitted { consolidate: true, awake: true, poll: true, colocate: false },
+                    guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
+                };
+                Rule::Controller(Box::new(Controller::new(config)))
+            }
+        };
+        Self { rule, last: Totals::default(), found: None }
+    }
+}
+
+impl World {
+    pub(crate) fn start_daemon(&mut self) {
+        let period_ns = match &self.daemon.rule {
+            Rule::None => return,
+            Rule::Yielding(controller) => controller.period_ns(),
+            Rule::Controller(_) => FIRST_PERIOD_NS,
+        };
+        self.queue.schedule(core_slot(0, kind::DAEMON), period_ns * NS);
+    }
+
+    /// A period ends.
+    pub(crate) fn daemon_due(&mut self) {
+        self.stuck = self.nothing_can_happen();
+        let totals = self.totals();
+        let last = std::mem::replace(&mut self.daemon.last, totals);
+        let mut rule = std::mem::replace(&mut self.daemon.rule, Rule::None);
+        let (moved, next_ns) = match &mut rule {
+            Rule::None => return,
+            Rule::Yielding(controller) => {
+                let active = controller.step((totals.yielded - last.yielded) / NS);
+                (self.activate(CpuSet::first(active as usize), true), controller.period_ns())
+            }
+            Rule::Controller(controller) => {
+                let decision = controller.step(&self.facts(&last, &totals));
+                (self.apply(&decision), decision.next_period_ns.max(100_000))
+            }
+        };
+        self.daemon.rule = rule;
+        self.queue.schedule(core_slot(0, kind::DAEMON), self.now + next_ns * NS);
+        self.charge_daemon(moved);
+    }
+
+    fn charge_daemon(&mut self, moved: u32) {
+        let Some(c) = self.active.iter().next() else { return };
+        if self.is_awake(c) {
+            self.cores[c].daemon_work += self.prices.remedy_step + self.prices.remedy_move * Ps::from(moved);
+            self.interrupt(c, reason::DAEMON);
+        }
+    }
+
+    /// Only the daemon's own periods are left: every core rests with nothing on its way to it.
+    fn nothing_can_happen(&self) -> bool {
+        let rests = |state| {
+            matches!(state, CoreState::Halted | CoreState::Mwait | CoreState::Polling | CoreState::Yielding)
+        };
+        let on_its_way = |c: usize| {
+            [kind::CORE, kind::RESCHEDULE, kind::FLUSH, kind::NOTICE, kind::PULL]
+                .iter()
+                .any(|&kind| self.queue.is_pending(core_slot(c, kind)))
+        };
+        self.asleep == 0
+            && self.waiting == 0
+            && (0..self.cores.len()).all(|c| rests(self.cores[c].state) && self.cores[c].pending == 0 && !on_its_way(c))
+    }
+
+    fn totals(&self) -> Totals {
+        let mut totals = Totals {
+            now: self.now,
+            cpu: self.cpu_ps,
+            user: self.books.total_until(Account::User, self.now),
+            idle: self.books.total_until(Account::Idle, self.now),
+            polled: self.polled_ps,
+            yielded: self.yielded_ps,
+            waiting: self.waiting_ps + Ps::from(self.waiting) * (self.now - self.waiting_since),
+            idle_entries: self.counters.idle_entries,
+            poll_entries: self.counters.poll_entries,
+            switches: self.counters.switches,
+        };
+        for core in &self.cores {
+            match core.state {
+                CoreState::Thread | CoreState::Spinning | CoreState::AwaitingAcks => {
+                    totals.cpu += self.now - core.run_since;
+                }
+                CoreState::Polling => totals.polled += self.now - core.rest_since,
+                CoreState::Yielding => totals.yielded += self.now - core.rest_since,
+                _ => {}
+            }
+        }
+        totals
+    }
+
+    fn facts(&self, last: &Totals, now: &Totals) -> PeriodFacts {
+        PeriodFacts {
+            now_ns: now.now / NS,
+            period_ns: (now.now - last.now) / NS,
+            active: self.active,
+            cpu_ns: (now.cpu - last.cpu) / NS,
+            user_ns: Some((now.user - last.user) / NS),
+            foreign_ns: Some(0),
+            idle_entries: Some(now.idle_entries - last.idle_entries),
+            idle_ns: Some((now.idle - last.idle) / NS),
+            poll_entries: Some(now.poll_entries - last.poll_entries),
+            poll_ns: Some((now.polled - last.polled) / NS),
+            waiting_ns: Some((now.waiting - last.waiting) / NS),
+            switches: Some(now.switches - last.switches),
+            io_calls: None,
+            progress: None,
+            threads: self.live,
+            pairs: None,
+        }
+    }
+
+    /// Applies a decision; how many threads had to be moved.
+    fn apply(&mut self, decision: &Decision) -> u32 {
+        let found = self.daemon.found.unwrap_or((self.idle_kind, self.haltpoll.limit_ns, self.yielding));
+        self.daemon.found = Some(found);
+        (self.idle_kind, self.haltpoll.limit_ns, self.yielding) = match decision.idle {
+            IdleMode::Untouched => found,
+            IdleMode::Awake => (found.0, found.1, true),
+            IdleMode::Poll { limit_ns } => (IdleKind::Haltpoll, limit_ns, false),
+        };
+        let mut moved = self.activate(decision.active, decision.spread);
+        for group in &decision.groups {
+            for thread in &group.threads {
+                if (thread.0 as usize) < self.threads.len() {
+                    self.restrict(thread.0, &group.cpus);
+                    moved += 1;
+                }
+            }
+        }
+        moved
+    }
+
+    /// Makes `active` the cores that threads may use; how many threads' affinities changed. With `spread`, threads that
+    /// wait are pushed out to cores that have become free.
+    fn activate(&mut self, active: CpuSet, spread: bool) -> u32 {
+        let active = active.intersection(&CpuSet::first(self.cores.len()));
+        let changed = active != self.active && !active.is_empty();
+        if changed {
+            self.active = active;
+            self.active_history.push((self.now, active.len() as u32));
+            for t in 0..self.threads.len() as u32 {
+                self.restrict(t, &active);
+            }
+        }
+        for c in 0..self.cores.len() {
+            self.reconsider_idle(c);
+            while spread && self.push_one(c) {}
+        }
+        if changed { self.live } else { 0 }
+    }
+
+    /// A thread may only use its own CPUs among `cpus`; if there is none, its own.
+    fn restrict(&mut self, t: u32, cpus: &CpuSet) {
+        let own = self.pinned[t as usize];
+        let within = own.intersection(cpus);
+        self.allowed[t as usize] = if within.is_empty() { own } else { within };
+        let c = self.threads[t as usize].cpu as usize;
+        if self.allowed[t as usize].contains(c) {
+            return;
+        }
+        if self.cores[c].current == t {
+            self.cores[c].need_resched = true;
+            self.deliver(c);
+        } else if let Some(index) = self.cores[c].queue.iter().position(|&queued| queued == t) {
+            self.dequeue(c, index);
+            self.displace(t, c);
+        }
+    }
+
+    /// The yielding threads of an experiment that has them without a daemon.
+    pub(crate) fn has_yielding_threads(experiment: &Experiment) -> bool {
+        experiment.yielding || experiment.consolidation == Consolidation::Yielding
+    }
+}
+

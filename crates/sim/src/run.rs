@@ -1,0 +1,128 @@
+//! One simulated run: from an experiment, a profile and a workload to an outcome.
+
+use crate::SimError;
+use crate::engine::Ps;
+use crate::engine::books::Stretch;
+use crate::machine::prices::Prices;
+use crate::workload::program::compile;
+use crate::world::{Counters, World};
+use muster_model::study::Experiment;
+use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Workload};
+use std::collections::BTreeMap;
+
+/// A run that is ready to go.
+#[derive(Debug)]
+pub struct Simulation {
+    world: World,
+    cores: u32,
+}
+
+/// What a run gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// From the start of the first thread to the end of the last.
+    pub wall_ps: Ps,
+    /// Cores.
+    pub cores: u32,
+    /// By core and account (in the order of [`Account::ALL`]), core time.
+    pub books: Vec<[Ps; Account::ALL.len()]>,
+    /// Counts.
+    pub counters: Counters,
+    /// When the number of active cores changed, and to what; ascending.
+    pub active_history: Vec<(Ps, u32)>,
+    /// The timeline, if it was asked for.
+    pub timeline: Vec<Stretch>,
+}
+
+impl Simulation {
+    /// Puts the world together. With `timeline`, the first so many stretches of core time are kept.
+    ///
+    /// # Errors
+    /// When the machine has too few cores, lacks a price, or the workload does not fit the experiment.
+    pub fn new(
+        experiment: &Experiment,
+        profile: &Profile,
+        workload: &Workload,
+        timeline: Option<usize>,
+    ) -> Result<Self, ModelError> {
+        Self::with_prices(experiment, profile, Prices::new(profile)?, workload, timeline)
+    }
+
+    /// The same with prices that differ from the profile's.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_prices(
+        experiment: &Experiment,
+        profile: &Profile,
+        prices: Prices,
+        workload: &Workload,
+        timeline: Option<usize>,
+    ) -> Result<Self, ModelError> {
+        experiment.validate()?;
+        let cores = CpuSet::first(experiment.cores as usize);
+        if !cores.is_subset(&profile.topology.all()) {
+            let allowed = format!("1 to {}, the cores of `{}`", profile.topology.len(), profile.name);
+            return Err(ModelError::new("cores", experiment.cores.to_string(), allowed));
+        }
+        for group in &workload.groups {
+            if group.cpus.is_some_and(|cpus| cpus.intersection(&cores).is_empty()) {
+                let found = format!("CPUs {} on {} cores", group.cpus.unwrap_or(CpuSet::EMPTY), experiment.cores);
+                return Err(ModelError::new(format!("groups.{}.cpus", group.name), found, "a CPU of the experiment"));
+            }
+        }
+        let program = compile(workload, &prices, experiment.thread_count(), experiment.scale)?;
+        let world = World::new(experiment, &profile.topology, prices, program, timeline);
+        Ok(Self { world, cores: experiment.cores })
+    }
+
+    /// Runs it.
+    ///
+    /// # Errors
+    /// When the threads deadlock or the run exceeds its limit.
+    pub fn run(mut self) -> Result<Outcome, SimError> {
+        self.world.run()?;
+        let world = self.world;
+        Ok(Outcome {
+            wall_ps: world.now,
+            cores: self.cores,
+            books: (0..self.cores as usize).map(|c| *world.books.core(c)).collect(),
+            counters: world.counters,
+            active_history: world.active_history,
+            timeline: world.books.into_timeline(),
+        })
+    }
+}
+
+impl Outcome {
+    /// Simulated seconds.
+    pub fn seconds(&self) -> f64 {
+        self.wall_ps as f64 / 1e12
+    }
+
+    /// The books as a ledger.
+    pub fn ledger(&self) -> Ledger {
+        let total = |account: Account| self.books.iter().map(|book| book[account as usize]).sum();
+        let accounts: BTreeMap<Account, Amount> =
+            Account::ALL.iter().map(|&account| (account, Amount::Exact { time_ps: total(account) })).collect();
+        Ledger { wall_ns: self.wall_ps / 1000, cores: self.cores, accounts }
+    }
+
+    /// Transitions of cores to idle per second.
+    pub fn idle_transitions_per_second(&self) -> f64 {
+        self.counters.idle_entries as f64 / self.seconds().max(1e-12)
+    }
+
+    /// Mean latency of waking a thread that was blocked on a lock, in microseconds; 0 when there was none.
+    pub fn lock_wake_us(&self) -> f64 {
+        self.counters.lock_wake_ps as f64 / self.counters.lock_wakes.max(1) as f64 / 1e6
+    }
+
+    /// Share of the time in which no more than `at_most` cores were active, 0 to 1.
+    pub fn active_share(&self, at_most: u32) -> f64 {
+        let ends = self.active_history.iter().skip(1).map(|&(time, _)| time).chain([self.wall_ps]);
+        let within = self.active_history.iter().zip(ends).filter(|((_, active), _)| *active <= at_most);
+        let time: Ps = within.map(|(&(from, _), to)| to - from).sum();
+        time as f64 / self.wall_ps.max(1) as f64
+    }
+}

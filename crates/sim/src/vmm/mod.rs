@@ -1,0 +1,104 @@
+//! The virtual machine monitor: VM exits, vCPUs that are suspended and brought back, interrupts that are delivered by
+//! software. There is one vCPU per core, each on its own core, as in Gleaner section 6.
+//!
+//! On the machine itself (`virtualized` is false) these paths cost what the silicon costs and nothing else.
+
+use crate::engine::Ps;
+use crate::machine::prices::Prices;
+use crate::world::{CoreState, World};
+use muster_model::Account;
+
+impl Prices {
+    /// A host interrupt takes a running vCPU out of the guest and an interrupt into it.
+    pub(crate) fn kick(&self) -> Ps {
+        self.vm_exit + self.host_interrupt + self.inject + self.vm_entry
+    }
+
+    /// The guest's end-of-interrupt write, which exits (no virtual APIC before Ivy Bridge-EP).
+    pub(crate) fn end_of_interrupt(&self) -> Ps {
+        self.vm_exit + self.eoi + self.vm_entry
+    }
+
+    /// What waking costs by the state of the target (Table 1, A to C), for a policy that predicts: the sum of the steps
+    /// that lie between the waking call and the woken thread within one cache domain.
+    pub(crate) fn of_waking(&self, virtualized: bool) -> muster_policy::consolidate::Prices {
+        let near = muster_model::Distance::SameLlc as usize;
+        let ns = |ps: Ps| ps as f64 / 1e3;
+        let call = self.syscall + self.futex_wake + self.wake_up;
+        let switch = self.context_switch + if virtualized { self.guest_switch } else { 0 } + self.return_from_wait;
+        let interrupt = self.interrupt + if virtualized { self.kick() + self.end_of_interrupt() } else { 0 };
+        let send = self.ipi_delivery + if virtualized { self.vm_exit + self.ipi_emulation } else { self.ipi_send };
+        let awake = call + send + interrupt + switch + self.wake_lines[near];
+        let host = self.wake_vcpu + self.host_idle_exit + self.schedule_in + self.unblock + self.timer_write();
+        let halted = awake + self.c1_exit + self.idle_exit + if virtualized { host } else { 0 };
+        muster_policy::consolidate::Prices {
+            wake_same_cpu_ns: ns(call + switch),
+            wake_awake_ns: ns(awake),
+            wake_halted_ns: ns(halted),
+        }
+    }
+
+    /// The guest programs its timer, which exits.
+    pub(crate) fn timer_write(&self) -> Ps {
+        self.vm_exit + self.timer_emulation + self.vm_entry
+    }
+}
+
+impl World {
+    /// The sender's part of an IPI before it is on its way.
+    pub(crate) fn ipi_send_price(&self) -> Ps {
+        if self.virtualized { self.prices.vm_exit + self.prices.ipi_emulation } else { self.prices.ipi_send }
+    }
+
+    /// The core executes HLT: on the machine itself it is in C1 at once; a vCPU exits and is suspended.
+    pub(crate) fn halt(&mut self, c: usize) {
+        if self.virtualized {
+            self.counters.halt_exits += 1;
+            self.busy(c, CoreState::Suspending, Account::HaltWake, self.prices.vm_exit + self.prices.suspend);
+        } else {
+            self.rest(c, CoreState::Halted, Account::Idle);
+        }
+    }
+
+    /// The vCPU has been taken off its core - unless something came in on the way, which the VMM sees before it gives
+    /// the core up.
+    pub(crate) fn suspended(&mut self, c: usize) {
+        if self.cores[c].pending != 0 {
+            self.busy(c, CoreState::SchedulingIn, Account::VmmScheduler, self.prices.unblock);
+        } else {
+            self.rest(c, CoreState::Halted, Account::Idle);
+        }
+    }
+
+    /// An interrupt reaches a core that sleeps.
+    pub(crate) fn leave_halt(&mut self, c: usize) {
+        let host = if self.virtualized && self.cores[c].state == CoreState::Halted {
+            self.prices.host_interrupt + self.prices.host_idle_exit
+        } else {
+            0
+        };
+        self.cores[c].suspended = host != 0;
+        self.busy(c, CoreState::Resuming, Account::HaltWake, self.prices.c1_exit + host);
+    }
+
+    /// The core is out of its sleep state.
+    pub(crate) fn resumed(&mut self, c: usize) {
+        if std::mem::take(&mut self.cores[c].suspended) {
+            self.busy(
+                c,
+                CoreState::SchedulingIn,
+                Account::VmmScheduler,
+                self.prices.schedule_in + self.prices.unblock,
+            );
+        } else if self.cores[c].pending != 0 {
+            self.handle_interrupts(c, false);
+        } else {
+            self.leave_idle(c);
+        }
+    }
+
+    /// The vCPU is on its core again and enters the guest with what is pending.
+    pub(crate) fn scheduled_in(&mut self, c: usize) {
+        self.handle_interrupts(c, true);
+    }
+}
