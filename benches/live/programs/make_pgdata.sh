@@ -19,9 +19,10 @@ autovacuum = off
 max_wal_size = 256MB
 checkpoint_timeout = 1h
 END
-$as pg_ctl -D data -o "-k $directory -h ''" -l server.log -w -s start
+$as pg_ctl -D data -o "-k $directory -h '' -c min_wal_size=2MB -c max_wal_size=4MB" -l server.log -w -s start
 $as createdb -h "$directory" -U bench bench
 $as pgbench -h "$directory" -U bench -i -q -s 4 bench 2> pgbench.log
+$as psql -h "$directory" -U bench -q -c checkpoint bench
 $as pg_ctl -D data -w -s -m fast stop
 tar cf "$1.new" data
 mv "$1.new" "$1"
