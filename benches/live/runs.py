@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -35,6 +36,8 @@ def check_options(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     """Ends with exit code 2 if the machine cannot be set as wanted."""
     if options.as_user and os.geteuid() != 0:
         parser.error("--as-user needs root")
+    if options.as_user and options.as_user not in {entry.pw_name for entry in pwd.getpwall()}:
+        parser.error(f"--as-user: no user {options.as_user}")
     if options.guest_poll is not None and (why := halt_poll.unavailable()):
         parser.error(f"--guest-poll: {why}")
 
@@ -135,8 +138,15 @@ def arm_prefix(arm: str, options: argparse.Namespace) -> list[str]:
         "awake": [*run, "--remedy", "awake", "--"],
         "auto": [*run, "--remedy", "auto", "--objective", options.objective, "--"],
     }[arm]
-    user = ["setpriv", f"--reuid={options.as_user}", f"--regid={options.as_user}", "--init-groups", "--reset-env"]
-    return (user if options.as_user else []) + prefix
+    return as_user(options.as_user) + prefix
+
+
+def as_user(name: str | None) -> list[str]:
+    """setpriv(1) with the identity and environment of a user; nothing for None."""
+    if not name:
+        return []
+    entry = pwd.getpwnam(name)
+    return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--init-groups", "--reset-env"]
 
 
 def muster_summary(output: str) -> dict:
