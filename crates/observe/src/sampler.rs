@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 /// How much a sample reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// CPU time and idle counters: a few microseconds.
+    /// CPU time, idle entries, and the switches of the few busiest threads: some ten microseconds.
     Signals,
-    /// Also context switches, run-queue pressure and progress: some tens of microseconds.
+    /// Everything there is: some tens of microseconds, and one for each process and thread.
     Full,
 }
 
@@ -78,6 +78,8 @@ struct Totals {
     busy_ns: Option<u64>,
     waiting_ns: Option<u64>,
     switches: Option<u64>,
+    /// Of the busiest threads as of the last full sample.
+    busiest_switches: Option<u64>,
     io_calls: Option<u64>,
 }
 
@@ -163,7 +165,8 @@ impl Sampler {
             poll_entries: difference(now.poll_entries, before.poll_entries),
             poll_ns: difference(now.poll_ns, before.poll_ns),
             waiting_ns: difference(now.waiting_ns, before.waiting_ns),
-            switches: difference(now.switches, before.switches),
+            switches: difference(now.switches, before.switches)
+                .or_else(|| difference(now.busiest_switches, before.busiest_switches)),
             io_calls: difference(now.io_calls, before.io_calls),
             progress: None,
             threads: self.tree.threads().count() as u32,
@@ -176,15 +179,18 @@ impl Sampler {
             now_ns: monotonic_ns(),
             cpu_ns: self.cpu_ns(),
             idle_entries: sum(&self.halting.usage, &mut self.buffer, 1),
-            idle_ns: sum(&self.halting.time, &mut self.buffer, 1000),
             poll_entries: sum(&self.polling.usage, &mut self.buffer, 1),
-            poll_ns: sum(&self.polling.time, &mut self.buffer, 1000),
             ..Totals::default()
         };
-        if detail == Detail::Full {
+        if detail == Detail::Signals {
+            totals.busiest_switches = self.schedstat.busiest(waiting_ns_and_switches, &mut self.buffer);
+        } else {
+            totals.idle_ns = sum(&self.halting.time, &mut self.buffer, 1000);
+            totals.poll_ns = sum(&self.polling.time, &mut self.buffer, 1000);
             totals.busy_ns = self.busy_ns();
             [totals.io_calls] = self.io_calls().map(Some);
             [totals.waiting_ns, totals.switches] = self.waiting_ns_and_switches().map(Some);
+            totals.busiest_switches = self.schedstat.busiest_at_last_look();
         }
         totals
     }
@@ -223,14 +229,10 @@ impl Sampler {
         self.io.totals(self.tree.processes().map(|process| process.id), path, read, &mut self.buffer)
     }
 
-    /// Run-queue waiting time and switch-ins of all threads (Documentation/scheduler/sched-stats.rst).
+    /// Run-queue waiting time and switch-ins of all threads.
     fn waiting_ns_and_switches(&mut self) -> [u64; 2] {
         let path = |tid| format!("/proc/{tid}/schedstat");
-        let read = |text: &str| {
-            let mut words = text.split_ascii_whitespace().skip(1).map_while(|word| word.parse().ok());
-            Some([words.next()?, words.next()?])
-        };
-        self.schedstat.totals(self.tree.threads().take(MAX_THREADS), path, read, &mut self.buffer)
+        self.schedstat.totals(self.tree.threads().take(MAX_THREADS), path, waiting_ns_and_switches, &mut self.buffer)
     }
 }
 
@@ -242,11 +244,16 @@ const MAX_THREADS: usize = 256;
 struct PerTask<const N: usize> {
     live: HashMap<u32, (Counter, [u64; N])>,
     ended: [u64; N],
+    /// The tasks whose last number rose most between the last two looks at all.
+    busiest: Vec<u32>,
 }
+
+/// So many threads are looked at each period: those of a hand-over are two or a few.
+const BUSIEST: usize = 4;
 
 impl<const N: usize> Default for PerTask<N> {
     fn default() -> Self {
-        Self { live: HashMap::new(), ended: [0; N] }
+        Self { live: HashMap::new(), ended: [0; N], busiest: Vec::new() }
     }
 }
 
@@ -260,6 +267,7 @@ impl<const N: usize> PerTask<N> {
         buffer: &mut Vec<u8>,
     ) -> [u64; N] {
         let mut live = HashMap::with_capacity(self.live.len());
+        let mut rises = Vec::new();
         for task in tasks {
             let (counter, last) = match self.live.remove(&task) {
                 Some(known) => known,
@@ -269,18 +277,41 @@ impl<const N: usize> PerTask<N> {
                 },
             };
             match counter.read(buffer).and_then(&read) {
-                Some(now) => drop(live.insert(task, (counter, now))),
+                Some(now) => {
+                    rises.push((now[N - 1].saturating_sub(last[N - 1]), task));
+                    live.insert(task, (counter, now));
+                }
                 None => add(&mut self.ended, &last),
             }
         }
         for (_, (_, last)) in self.live.drain() {
             add(&mut self.ended, &last);
         }
+        rises.sort_unstable_by(|a, b| b.cmp(a));
+        self.busiest = rises.into_iter().take(BUSIEST).map(|(_, task)| task).collect();
         self.live = live;
         let mut totals = self.ended;
         self.live.values().for_each(|(_, now)| add(&mut totals, now));
         totals
     }
+
+    /// The last number, summed over the busiest tasks, read now; `None` when one of them has ended or none is known.
+    fn busiest(&self, read: impl Fn(&str) -> Option<[u64; N]>, buffer: &mut Vec<u8>) -> Option<u64> {
+        let now = |task| Some(read(self.live.get(task)?.0.read(buffer)?)?[N - 1]);
+        self.busiest.iter().map(now).sum::<Option<u64>>().filter(|_| !self.busiest.is_empty())
+    }
+
+    /// The same as of the last look at all.
+    fn busiest_at_last_look(&self) -> Option<u64> {
+        let last = |task| Some(self.live.get(task)?.1[N - 1]);
+        self.busiest.iter().map(last).sum()
+    }
+}
+
+/// Waiting time and switch-ins in the text of a `schedstat` file (Documentation/scheduler/sched-stats.rst).
+fn waiting_ns_and_switches(text: &str) -> Option<[u64; 2]> {
+    let mut words = text.split_ascii_whitespace().skip(1).map_while(|word| word.parse().ok());
+    Some([words.next()?, words.next()?])
 }
 
 fn add<const N: usize>(totals: &mut [u64; N], more: &[u64; N]) {

@@ -122,8 +122,8 @@ enum Decider {
 const FIXED_PERIOD_NS: u64 = 20_000_000;
 /// The program's processes are looked for this often at most.
 const REFRESH_NS: u64 = 20_000_000;
-/// Looking for processes may take this share of the time.
-const REFRESH_SHARE: u64 = 400;
+/// Looking for processes may take one part in this many of the time.
+const REFRESH_SHARE: u64 = 1000;
 
 /// Runs or attaches to the program and cares for it until it ends; whatever was changed is put back before this
 /// returns.
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
 
     /// The session's life, period by period.
     fn watch(mut self) -> Result<Outcome, Error> {
-        let started_ns = monotonic_ns();
+        let (started_ns, own_cpu_before_ns) = (monotonic_ns(), own_cpu_ns());
         if let Decider::Fixed(decision) = &self.decider {
             let decision = decision.clone();
             self.put_in_force(decision);
@@ -221,7 +221,7 @@ impl<'a> Session<'a> {
             period_began_ns = self.period(ends_ns)?;
         }
         self.summary.wall_ns = monotonic_ns() - started_ns;
-        self.summary.own_cpu_ns = own_cpu_ns();
+        self.summary.own_cpu_ns = own_cpu_ns() - own_cpu_before_ns;
         Ok(Outcome { exit_code: self.program.exit_code(), summary: self.summary })
     }
 

@@ -39,6 +39,8 @@ const WORTH_TRYING: f64 = 1.2;
 const CHEAP_ENOUGH: f64 = 0.8;
 /// Under polling idle the idle signals promise nothing; hand-overs this frequent are worth a look.
 const POLLS_WORTH_TRYING: f64 = 5_000.0;
+/// The same for halts.
+const HALTS_WORTH_TRYING: f64 = 1_000.0;
 /// Up to this CPU rate a program under polling idle may be one whose threads work in turn.
 const IN_TURN: f64 = 1.15;
 /// A setting must be better than the one found by this factor to be preferred.
@@ -90,7 +92,9 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
         return None;
     }
     let gain = consolidation_gain(&signals(config, rates), &config.prices)?;
-    let is_faster = gain.speed.value > WORTH_TRYING;
+    // Where threads work in turn a wake-up may cost the program far more than the probe measured: a trial is cheap.
+    let in_turn = rates.cpu <= IN_TURN && rates.halts > HALTS_WORTH_TRYING && gain.vcpus == 1;
+    let is_faster = gain.speed.value > WORTH_TRYING || in_turn;
     let is_cheaper =
         config.objective == Objective::Cost && gain.cpu_per_work.value < CHEAP_ENOUGH && gain.speed.value > 1.0;
     (is_faster || is_cheaper).then_some(gain.vcpus)
@@ -118,6 +122,7 @@ fn signals(config: &Config, rates: &Rates) -> WakeSignals {
         halts_per_s: rates.halts,
         polling_rate: rates.polling,
         blocks_per_s: rates.switches,
+        waiting_rate: None,
         outside: None,
     }
 }

@@ -159,10 +159,14 @@ pub enum Reason {
     NothingGained,
 }
 
-/// Period while watching a program that gives no reason to look closer.
-const WATCH_PERIOD_NS: u64 = 4_000_000;
-/// Period while a signal is being confirmed or a held setting is watched for a change of phase.
-const CLOSE_PERIOD_NS: u64 = 2_000_000;
+/// Period while something may change soon: a remedy reacts to a clear signal within two of these.
+const PERIOD_NS: u64 = 4_000_000;
+/// Period while things have been as they are for a while.
+const CALM_PERIOD_NS: u64 = 8_000_000;
+/// Period while a signal is being confirmed.
+const CONFIRM_NS: u64 = 2_000_000;
+/// So many uneventful periods make a calm one.
+const CALM_AFTER: u32 = 64;
 /// Time a setting gets to take effect before it is measured.
 const SETTLE_NS: u64 = 1_000_000;
 /// Time for which a setting is measured.
@@ -173,10 +177,8 @@ const HOLD_NS: (u64, u64) = (100_000_000, 3_200_000_000);
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Another phase: CPU time or hand-overs changed by more than this factor.
 const PHASE_FACTOR: f64 = 2.5;
-/// A program with more threads than this is looked at closely only every [`SPARSE`] periods while held.
-const MANY_THREADS: u32 = 16;
-/// See [`MANY_THREADS`].
-const SPARSE: u32 = 8;
+/// A program that fills its vCPUs to this share may be held back by having no more of them.
+const FULL: f64 = 0.85;
 
 /// A trial of several arms.
 #[derive(Debug, Clone)]
@@ -189,9 +191,9 @@ struct Trial {
 
 #[derive(Debug, Clone)]
 enum State {
-    Watching { clear: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
+    Watching { clear: u32, calm: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
     Trying(Trial),
-    Holding { accepted: Option<Rates>, until_ns: u64, sparse: u32 },
+    Holding { accepted: Option<Rates>, until_ns: u64, changed: u32 },
 }
 
 /// The controller: one per program.
@@ -210,25 +212,18 @@ pub struct Controller {
 impl Controller {
     /// A controller that has seen nothing yet and has changed nothing.
     pub fn new(config: Config) -> Self {
-        Self {
-            config,
-            state: State::Watching { clear: 0, quiet_until_ns: 0, at_verdict: None },
-            arm: Arm::Base,
-            floor: Arm::Base,
-            hold_ns: HOLD_NS.0,
-            learned: None,
-        }
+        Self { config, state: State::watching(0), arm: Arm::Base, floor: Arm::Base, hold_ns: HOLD_NS.0, learned: None }
     }
 
     /// Takes in one period and decides the next.
     pub fn step(&mut self, facts: &PeriodFacts) -> Decision {
         let rates = Rates::of(facts);
         match std::mem::replace(&mut self.state, State::watching(0)) {
-            State::Watching { clear, quiet_until_ns, at_verdict } => {
-                self.watch(facts, rates, clear, quiet_until_ns, at_verdict)
+            State::Watching { clear, calm, quiet_until_ns, at_verdict } => {
+                self.watch(facts, rates, clear, calm, quiet_until_ns, at_verdict)
             }
             State::Trying(trial) => self.measure(facts, rates, trial),
-            State::Holding { accepted, until_ns, sparse } => self.hold(facts, rates, accepted, until_ns, sparse),
+            State::Holding { accepted, until_ns, changed } => self.hold(facts, rates, accepted, until_ns, changed),
         }
     }
 
@@ -238,6 +233,7 @@ impl Controller {
         facts: &PeriodFacts,
         rates: Rates,
         clear: u32,
+        calm: u32,
         quiet_until_ns: u64,
         at_verdict: Option<Rates>,
     ) -> Decision {
@@ -245,16 +241,18 @@ impl Controller {
         let another_phase = at_verdict.is_some_and(|verdict| rates.differs_from(&verdict, PHASE_FACTOR));
         let quiet = facts.now_ns < quiet_until_ns && !another_phase;
         if arms.is_empty() || quiet {
-            self.state = State::Watching { clear: 0, quiet_until_ns, at_verdict };
-            return self.decide(WATCH_PERIOD_NS, Wanted::Signals, Reason::Watching);
+            let calm = (calm + 1).min(CALM_AFTER);
+            self.state = State::Watching { clear: 0, calm, quiet_until_ns, at_verdict };
+            let period_ns = if calm < CALM_AFTER { PERIOD_NS } else { CALM_PERIOD_NS };
+            return self.decide(period_ns, Wanted::Signals, Reason::Watching);
         }
         if let Some(arm) = self.remembered(facts.now_ns, &arms) {
             return self.enter_hold(arm, None, facts.now_ns);
         }
-        if clear == 0 || rates.switches.is_none() {
+        if clear == 0 {
             // Confirmed by a second period, which also tells everything.
-            self.state = State::Watching { clear: clear + 1, quiet_until_ns, at_verdict };
-            return self.decide(CLOSE_PERIOD_NS, Wanted::Everything, Reason::Watching);
+            self.state = State::Watching { clear: clear + 1, calm: 0, quiet_until_ns, at_verdict };
+            return self.decide(CONFIRM_NS, Wanted::Everything, Reason::Watching);
         }
         self.start_trial(vec![(self.floor, rates)], arms)
     }
@@ -306,9 +304,9 @@ impl Controller {
     fn back_off(&mut self, now_ns: u64, at_verdict: Option<Rates>) -> Decision {
         let was_narrow = self.arm.is_narrow();
         self.arm = Arm::Base;
-        self.state = State::Watching { clear: 0, quiet_until_ns: now_ns + self.hold_ns, at_verdict };
+        self.state = State::Watching { clear: 0, calm: 0, quiet_until_ns: now_ns + self.hold_ns, at_verdict };
         self.hold_ns = (self.hold_ns * 2).min(HOLD_NS.1);
-        let mut decision = self.decide(WATCH_PERIOD_NS, Wanted::Everything, Reason::NothingGained);
+        let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::NothingGained);
         decision.spread = was_narrow;
         decision
     }
@@ -316,8 +314,8 @@ impl Controller {
     fn enter_hold(&mut self, arm: Arm, accepted: Option<Rates>, now_ns: u64) -> Decision {
         let was_narrow = self.arm.is_narrow();
         self.arm = arm;
-        self.state = State::Holding { accepted, until_ns: now_ns + self.hold_ns, sparse: 0 };
-        let mut decision = self.decide(CLOSE_PERIOD_NS, Wanted::Everything, Reason::Holding);
+        self.state = State::Holding { accepted, until_ns: now_ns + self.hold_ns, changed: 0 };
+        let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::Holding);
         decision.spread = was_narrow && !arm.is_narrow();
         decision
     }
@@ -329,23 +327,33 @@ impl Controller {
         rates: Rates,
         accepted: Option<Rates>,
         until_ns: u64,
-        sparse: u32,
+        changed: u32,
     ) -> Decision {
-        let changed =
-            rates.switches.is_some() && accepted.is_some_and(|accepted| rates.differs_from(&accepted, PHASE_FACTOR));
-        if changed && self.arm.is_narrow() {
+        let differs = accepted.is_some_and(|accepted| rates.differs_from(&accepted, PHASE_FACTOR));
+        if differs && self.is_crowded(&rates, accepted) {
             return self.release(facts.now_ns);
         }
-        if changed || facts.now_ns >= until_ns {
-            self.hold_ns = if changed { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
+        let changed = if differs { changed + 1 } else { 0 };
+        if changed > 1 || facts.now_ns >= until_ns {
+            self.hold_ns = if changed > 1 { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
             return self.look_again(facts.now_ns, rates);
         }
-        let close = facts.threads <= MANY_THREADS || sparse == 0;
-        let wanted = if close { Wanted::Everything } else { Wanted::Signals };
         let accepted = accepted.or(rates.switches.map(|_| rates));
-        self.state = State::Holding { accepted, until_ns, sparse: (sparse + 1) % SPARSE };
-        let period_ns = if self.arm.is_narrow() { CLOSE_PERIOD_NS } else { WATCH_PERIOD_NS };
-        self.decide(period_ns, wanted, Reason::Holding)
+        self.state = State::Holding { accepted, until_ns, changed };
+        self.decide(self.period_ns(), Wanted::Signals, Reason::Holding)
+    }
+
+    /// Whether threads that used to hand over to each other now fill the few vCPUs they have.
+    fn is_crowded(&self, rates: &Rates, accepted: Option<Rates>) -> bool {
+        let Arm::Narrow { vcpus } = self.arm else { return false };
+        let before = accepted.and_then(|accepted| accepted.switches).unwrap_or(0.0);
+        let fewer_switches = rates.switches.is_some_and(|switches| switches * PHASE_FACTOR < before);
+        fewer_switches && rates.cpu > FULL * f64::from(vcpus)
+    }
+
+    /// Long periods for what has stood for long.
+    fn period_ns(&self) -> u64 {
+        if self.hold_ns > 2 * HOLD_NS.0 { CALM_PERIOD_NS } else { PERIOD_NS }
     }
 
     /// Gives the program its wide setting back at once.
@@ -354,9 +362,9 @@ impl Controller {
         self.arm = self.floor;
         self.state = match self.floor {
             Arm::Base => State::watching(0),
-            _ => State::Holding { accepted: None, until_ns: now_ns + self.hold_ns, sparse: 0 },
+            _ => State::Holding { accepted: None, until_ns: now_ns + self.hold_ns, changed: 0 },
         };
-        let mut decision = self.decide(CLOSE_PERIOD_NS, Wanted::Everything, Reason::PhaseChanged);
+        let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::PhaseChanged);
         decision.spread = true;
         decision
     }
@@ -389,6 +397,6 @@ impl Controller {
 
 impl State {
     fn watching(quiet_until_ns: u64) -> Self {
-        Self::Watching { clear: 0, quiet_until_ns, at_verdict: None }
+        Self::Watching { clear: 0, calm: 0, quiet_until_ns, at_verdict: None }
     }
 }
