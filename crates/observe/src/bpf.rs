@@ -1,5 +1,6 @@
 //! Who wakes whom, seen by BPF: loads `bpf/wakes.bpf.c`, attaches it for a while, reads its sums. Needs root.
 
+use crate::wakes::{Latency, Totals};
 use libbpf_rs::libbpf_sys;
 use libbpf_rs::{Link, MapCore, MapFlags, Object, ObjectBuilder};
 use muster_model::{ThreadId, WakePair};
@@ -22,54 +23,26 @@ fn cannot(what: &'static str) -> impl Fn(libbpf_rs::Error) -> BpfError {
 struct Aligned<T: ?Sized>(T);
 static OBJECT: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/wakes.bpf.o")));
 
-/// Wake-ups of one kind: how many, and the time from the wake-up until the thread ran.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Latency {
-    /// How many threads ran after such a wake-up.
-    pub count: u64,
-    /// Sum of their waits.
-    pub sum_ns: u64,
-}
-
-/// `struct totals` of the BPF program.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Totals {
-    /// Tracepoints passed, those of other programs included.
-    pub events: u64,
-    /// Wake-ups of the program's threads.
-    pub wakes: u64,
-    /// Woken and run on the waker's CPU.
-    pub same_cpu: Latency,
-    /// Woken on another CPU, which was idle.
-    pub idle_cpu: Latency,
-    /// Woken on another CPU, which ran something else.
-    pub busy_cpu: Latency,
-    /// How many threads had slept 2^i to 2^(i+1) us before they were woken; the first holds all below 2 us.
-    pub slept_log2_us: Vec<u64>,
-}
-
 const BUCKETS: usize = 32;
 const WORDS: usize = 8 + BUCKETS;
 
-impl Totals {
-    /// Adds one CPU's sums, as they lie in the map: 64-bit words in the machine's byte order.
-    fn add(&mut self, bytes: &[u8]) {
-        let mut words = [0u64; WORDS];
-        for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight bytes"));
-        }
-        let latency = |sum: &mut Latency, at: usize| {
-            sum.count += words[at];
-            sum.sum_ns += words[at + 1];
-        };
-        self.events += words[0];
-        self.wakes += words[1];
-        latency(&mut self.same_cpu, 2);
-        latency(&mut self.idle_cpu, 4);
-        latency(&mut self.busy_cpu, 6);
-        self.slept_log2_us.resize(BUCKETS, 0);
-        self.slept_log2_us.iter_mut().zip(&words[8..]).for_each(|(sum, word)| *sum += word);
+/// Adds one CPU's `struct totals`, as it lies in the map: 64-bit words in the machine's byte order.
+fn add(totals: &mut Totals, bytes: &[u8]) {
+    let mut words = [0u64; WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+        *word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight bytes"));
     }
+    let latency = |sum: &mut Latency, at: usize| {
+        sum.count += words[at];
+        sum.sum_ns += words[at + 1];
+    };
+    totals.events += words[0];
+    totals.wakes += words[1];
+    latency(&mut totals.same_cpu, 2);
+    latency(&mut totals.idle_cpu, 4);
+    latency(&mut totals.busy_cpu, 6);
+    totals.slept_log2_us.resize(BUCKETS, 0);
+    totals.slept_log2_us.iter_mut().zip(&words[8..]).for_each(|(sum, word)| *sum += word);
 }
 
 /// The loaded program; attached between [`WakeTracer::attach`] and [`WakeTracer::detach`].
@@ -133,7 +106,7 @@ impl WakeTracer {
             .map_err(cannot("read its sums"))?
             .unwrap_or_default();
         let mut totals = Totals::default();
-        per_cpu.iter().for_each(|bytes| totals.add(bytes));
+        per_cpu.iter().for_each(|bytes| add(&mut totals, bytes));
         Ok(totals)
     }
 
@@ -200,8 +173,8 @@ mod tests {
     fn sums_add_up_over_cpus() {
         let words: Vec<u8> = (1..=WORDS as u64).flat_map(u64::to_ne_bytes).collect();
         let mut totals = Totals::default();
-        totals.add(&words);
-        totals.add(&words);
+        add(&mut totals, &words);
+        add(&mut totals, &words);
         assert_eq!((totals.events, totals.wakes), (2, 4));
         assert_eq!(totals.busy_cpu, Latency { count: 14, sum_ns: 16 });
         assert_eq!((totals.slept_log2_us[0], totals.slept_log2_us[31]), (18, 80));

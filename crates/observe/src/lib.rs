@@ -4,8 +4,14 @@
 pub mod bpf;
 pub mod counters;
 pub mod interrupts;
+pub mod ledger;
 pub mod machine;
+pub mod prices;
+pub mod program;
 pub mod sampler;
+pub mod signals;
 pub mod states;
 pub mod tree;
 pub mod usage;
+pub mod wakes;
+pub mod watch;

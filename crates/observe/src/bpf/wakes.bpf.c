@@ -32,7 +32,7 @@ struct latency {
 	__u64 sum_ns;
 };
 
-// Mirrored by `struct Totals` in bpf.rs.
+// Read by `add` in bpf.rs.
 struct totals {
 	__u64 events;
 	__u64 wakes;
