@@ -1,6 +1,9 @@
 //! One child process: started, waited for, its output kept.
 
-use rustix::process::{Signal, set_parent_process_death_signal};
+use crate::machine;
+use rustix::process::{Signal, kill_process, set_parent_process_death_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -25,6 +28,25 @@ pub fn command<S: AsRef<OsStr>>(argv: &[S]) -> Command {
 /// A shell command line as [`command`].
 pub fn shell(line: &str) -> Command {
     command(&["sh", "-c", line])
+}
+
+/// Ends everything below this process when it is told to end (SIGHUP, SIGINT, SIGTERM): a program of several processes
+/// would otherwise be left with half of them, waiting for the other half for ever.
+///
+/// # Errors
+/// When the handler or its thread cannot be made.
+pub fn end_tree_on_signal() -> io::Result<()> {
+    let mut signals = Signals::new([SIGHUP, SIGINT, SIGTERM])?;
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            for pid in machine::descendants().unwrap_or_default() {
+                // A process that has ended meanwhile needs no signal.
+                let _ = kill_process(pid, Signal::TERM);
+            }
+            std::process::exit(128 + signal);
+        }
+    })?;
+    Ok(())
 }
 
 /// A child's output in unnamed temporary files. Files, not pipes: somebody would have to wake up to empty a pipe, on

@@ -332,6 +332,17 @@ pub fn left_behind() -> Result<Vec<String>, CompareError> {
         .collect())
 }
 
+/// Every process below this one.
+///
+/// # Errors
+/// When /proc cannot be read.
+pub fn descendants() -> Result<Vec<Pid>, CompareError> {
+    let own = std::process::id();
+    let all = all_processes()?;
+    let below = all.keys().filter(|pid| is_below(**pid, own, &all));
+    Ok(below.filter_map(|pid| Pid::from_raw(i32::try_from(*pid).ok()?)).collect())
+}
+
 /// Takes in children that have ended: orphans of earlier runs come to this process, which is their subreaper.
 pub fn reap_orphans() {
     while let Ok(Some(_)) = rustix::process::wait(rustix::process::WaitOptions::NOHANG) {}

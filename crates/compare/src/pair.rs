@@ -82,6 +82,7 @@ pub enum PairReport {
 /// When a file or process cannot be made. A server that does not get ready is reported, not an error: exit code 1.
 pub fn run(pair: &Pair, to: &Reporting) -> Result<u8, CompareError> {
     become_subreaper()?;
+    launch::end_tree_on_signal().map_err(CompareError::system("signal handler"))?;
     let mut server = match Server::start(pair, &to.log) {
         Ok(server) => server,
         Err(why) => return not_ready(to, why),
@@ -125,7 +126,6 @@ impl Server {
         // A group of its own, so that a server of several processes is stopped as a whole.
         command.stdout(output).stderr(errors).process_group(0);
         let child = command.spawn().map_err(|error| format!("sh could not be started: {error}"))?;
-        stop_on_signal(child.id()).map_err(|error| format!("signal handler: {error}"))?;
         Ok(Self { child, log: log.to_owned() })
     }
 
@@ -184,19 +184,6 @@ fn signal_group(leader: u32, signal: Signal) {
         // A group that is gone already needs no signal.
         let _ = kill_process_group(group, signal);
     }
-}
-
-/// Stops the server's group when this process is told to end; the load ends with this process.
-fn stop_on_signal(leader: u32) -> std::io::Result<()> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM])?;
-    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        if let Some(signal) = signals.forever().next() {
-            signal_group(leader, Signal::TERM);
-            std::process::exit(128 + signal);
-        }
-    })?;
-    Ok(())
 }
 
 fn accepts(port: u16) -> bool {

@@ -2,7 +2,7 @@
 
 use crate::arm::ArmSpec;
 use crate::error::CompareError;
-use crate::launch::{Output, command, ending, not_started, shell, tail};
+use crate::launch::{Output, command, end_tree_on_signal, ending, not_started, shell, tail};
 use crate::machine::{Foreign, Snapshot, become_subreaper, left_behind, reap_orphans};
 use crate::metric::Metric;
 use crate::order::order;
@@ -88,6 +88,7 @@ pub enum Event<'a> {
 /// was handed to `on` before stays valid.
 pub fn run(plan: &Plan, on: &mut dyn FnMut(Event<'_>) -> Result<(), CompareError>) -> Result<Comparison, CompareError> {
     become_subreaper()?;
+    end_tree_on_signal().map_err(CompareError::system("signal handler"))?;
     let scratch = tempfile::tempdir().map_err(CompareError::system("temporary directory"))?;
     let mut course = Course { plan, scratch: scratch.path(), on, log: NoiseLog::default() };
     for round in 0..plan.warmup {

@@ -1,6 +1,7 @@
-//! How far a simulation is from its paper: errors by kind (DESIGN section 4).
+//! How far results can be trusted: a simulation's errors by kind (DESIGN section 4), an estimate's confidence.
 
 use crate::format::percent;
+use muster_model::ledger::Confidence;
 use muster_model::results::{StudyKind, StudyNumber};
 use muster_stats::geometric_mean_error;
 
@@ -63,5 +64,14 @@ pub fn kind_title(kind: StudyKind) -> &'static str {
         StudyKind::Predicted => "Predicted: what the simulator is judged by",
         StudyKind::Contested => "Contested: the paper contradicts itself, no reading is judged",
         StudyKind::Withheld => "Withheld: the paper's value is kept back",
+    }
+}
+
+/// How sure an estimate is, in one word.
+pub fn confidence_word(confidence: Confidence) -> &'static str {
+    match confidence {
+        Confidence::Low => "low",
+        Confidence::Medium => "medium",
+        Confidence::High => "high",
     }
 }

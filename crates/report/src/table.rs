@@ -5,7 +5,6 @@
 use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
 use crate::judge::{KindError, errors_by_kind};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
-use muster_model::ledger::Confidence;
 use muster_model::results::{Arm, Comparison, Explanation, Prediction, StudyKind, StudyResults};
 use muster_model::{Account, Amount, Ledger};
 use std::fmt::Write;
@@ -62,11 +61,11 @@ fn ledger_row(account: Account, amount: &Amount, share: Option<f64>) -> [String;
     let (time, sure, from) = match amount {
         Amount::Exact { .. } => (time.unwrap_or_default(), "exact".to_owned(), "booked by the simulator".to_owned()),
         Amount::Accounted { confidence, source, .. } => {
-            (time.unwrap_or_default(), confidence_word(*confidence).to_owned(), source.clone())
+            (time.unwrap_or_default(), crate::judge::confidence_word(*confidence).to_owned(), source.clone())
         }
         Amount::Estimated { count: n, price_ns, confidence, source } => {
             let product = format!("{} x {}: {source}", count(*n), duration(*price_ns));
-            (time.unwrap_or_default(), confidence_word(*confidence).to_owned(), product)
+            (time.unwrap_or_default(), crate::judge::confidence_word(*confidence).to_owned(), product)
         }
         Amount::AtMost { time_ns, derivation } => {
             (format!("<= {}", duration(*time_ns as f64)), "bound".to_owned(), derivation.clone())
@@ -207,14 +206,6 @@ fn bar(share: f64, width: usize) -> String {
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
-fn confidence_word(confidence: Confidence) -> &'static str {
-    match confidence {
-        Confidence::Low => "low",
-        Confidence::Medium => "medium",
-        Confidence::High => "high",
-    }
-}
-
 fn terminal_width() -> u16 {
     Table::new().width().unwrap_or(PLAIN_WIDTH).max(60)
 }
@@ -231,5 +222,44 @@ fn align_right(table: &mut Table, columns: &[usize]) {
         if let Some(column) = table.column_mut(index) {
             column.set_cell_alignment(CellAlignment::Right);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_model::results::ResultFile;
+
+    fn fixture(text: &str) -> ResultFile {
+        serde_json::from_str(text).expect("fixtures are well-formed")
+    }
+
+    #[test]
+    fn an_explanation_is_told_in_order() {
+        let ResultFile::Explain(explanation) = fixture(include_str!("../tests/fixtures/explain.json")) else {
+            panic!()
+        };
+        insta::assert_snapshot!(explanation_at(&explanation, PLAIN_WIDTH));
+    }
+
+    #[test]
+    fn a_comparison_ends_in_its_verdicts() {
+        let ResultFile::Compare(comparison) = fixture(include_str!("../tests/fixtures/compare.json")) else { panic!() };
+        insta::assert_snapshot!(comparison_at(&comparison, PLAIN_WIDTH));
+    }
+
+    #[test]
+    fn a_study_tells_kinds_apart() {
+        let ResultFile::Study(results) = fixture(include_str!("../tests/fixtures/study.json")) else { panic!() };
+        insta::assert_snapshot!(study_at(&results, PLAIN_WIDTH));
+    }
+
+    #[test]
+    fn tables_fit_a_narrow_terminal() {
+        let ResultFile::Explain(explanation) = fixture(include_str!("../tests/fixtures/explain.json")) else {
+            panic!()
+        };
+        let narrow = ledger_at(&explanation.ledger, 80);
+        assert!(narrow.lines().all(|line| line.chars().count() <= 80), "{narrow}");
     }
 }

@@ -1,0 +1,91 @@
+//! The page's first paragraph: each document in a sentence or two that need no knowledge of the field.
+
+use crate::format::{duration, percent, ratio, significant};
+use crate::input::{Document, Study};
+use crate::judge::{errors_by_kind, kind_word};
+use muster_model::profile::names;
+use muster_model::results::{Comparison, Explanation};
+use muster_model::{Distance, Profile};
+
+/// Sentences in the order of the documents.
+pub fn sentences(documents: &[Document]) -> Vec<String> {
+    let mut sentences: Vec<String> = documents
+        .iter()
+        .flat_map(|document| match document {
+            Document::Probe(profile) => of_probe(profile),
+            Document::Explain(explanation) => of_explanation(explanation),
+            Document::Compare(comparison) => of_comparison(comparison),
+            Document::Study(study) => of_study(study),
+        })
+        .collect();
+    if sentences.is_empty() {
+        sentences.push("There are no results to report.".to_owned());
+    }
+    sentences
+}
+
+fn of_probe(profile: &Profile) -> Vec<String> {
+    let platform = &profile.platform;
+    let kind = match platform.hypervisor.as_str() {
+        "" => "a machine".to_owned(),
+        "none" => "no virtual machine".to_owned(),
+        hypervisor => format!("a virtual machine on {hypervisor}"),
+    };
+    let cpus = profile.topology.len();
+    let mut sentences =
+        vec![format!("{} is {kind} with {cpus} CPU{}.", profile.name, if cpus == 1 { "" } else { "s" })];
+    let near = profile.price_ns(&names::wake_same_cpu("futex"));
+    let far = Distance::ALL.iter().find_map(|distance| profile.price_ns(&names::wake("futex", "halted", *distance)));
+    if let (Some(near), Some(far)) = (near, far) {
+        sentences.push(format!(
+            "Waking a thread takes {} on the CPU that wakes it and {} on a CPU that has halted: {}.",
+            duration(near),
+            duration(far),
+            times(far, near)
+        ));
+    }
+    sentences
+}
+
+fn times(more: f64, less: f64) -> String {
+    match more / less {
+        factor if !factor.is_finite() => "no factor can be given".to_owned(),
+        factor if factor >= 1.05 => format!("{} times as long", significant(factor)),
+        factor if factor >= 0.95 => "no difference".to_owned(),
+        factor => format!("{} of the time", percent(factor)),
+    }
+}
+
+fn of_explanation(explanation: &Explanation) -> Vec<String> {
+    let of_all = |finding: &String| format!("{}: {finding}", super::short(&explanation.command));
+    let mut sentences: Vec<String> = explanation.findings.iter().take(2).map(of_all).collect();
+    let best = explanation.remedies.iter().find_map(|remedy| Some((remedy, remedy.speed?)));
+    if let Some((remedy, speed)) = best.filter(|(_, speed)| speed.value > 1.0) {
+        let name = &remedy.remedy;
+        sentences.push(format!(
+            "{}: {name} is predicted to make it {} as fast.",
+            super::short(&explanation.command),
+            ratio(speed.value)
+        ));
+    }
+    sentences
+}
+
+fn of_comparison(comparison: &Comparison) -> Vec<String> {
+    let verdicts = comparison.arms.iter().filter_map(|arm| arm.verdict.as_ref());
+    verdicts.map(|verdict| format!("{}: {verdict}", super::short(&comparison.command))).collect()
+}
+
+fn of_study(study: &Study) -> Vec<String> {
+    let sentence = |error: crate::judge::KindError| {
+        format!(
+            "Study {}: {} {} numbers of the paper are met with a geometric mean error of {} (the worst is off by {}).",
+            study.name,
+            error.judged,
+            kind_word(error.kind),
+            percent(error.geometric_mean),
+            ratio(error.worst.exp()),
+        )
+    };
+    errors_by_kind(&study.numbers).into_iter().map(sentence).collect()
+}
