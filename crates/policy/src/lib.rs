@@ -3,6 +3,7 @@
 //! No clock, no file, no system, no randomness: the simulated and the live world drive the same types, and a recorded
 //! run replays to the same decisions.
 
+pub mod advice;
 pub mod consolidate;
 pub mod idle;
 pub mod predict;
