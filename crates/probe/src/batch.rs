@@ -61,9 +61,14 @@ pub fn tight(effort: &Effort, stamps: Stamps, mut operation: impl FnMut()) -> Ve
 /// Whatever is subtracted or skewed below zero counts as zero.
 pub fn price(batches_ns: &[f64], source: impl Into<String>) -> Option<Price> {
     let summary = muster_stats::summary(batches_ns)?;
-    let (ns, spread) = (summary.median.max(0.0), summary.half_iqr());
+    let (ns, spread) = (rounded(summary.median.max(0.0)), rounded(summary.half_iqr()));
     let noisy = matches!(muster_stats::noise(batches_ns, NOISY_SPREAD), muster_stats::Noise::Noisy { .. });
     Some(Price { ns, spread_ns: Some(spread), kind: PriceKind::Measured, source: source.into(), noisy })
+}
+
+/// A price to the picosecond: finer digits are noise, and make files that do not read back alike.
+pub fn rounded(ns: f64) -> f64 {
+    (ns * 1000.0).round() / 1000.0
 }
 
 #[cfg(test)]

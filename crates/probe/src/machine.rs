@@ -271,10 +271,10 @@ impl CpuTimes {
         Some(Self { busy, idle: idle.saturating_add(iowait), steal })
     }
 
-    /// Steal as a share of all time, 0 to 1; `None` before the first tick.
+    /// Steal as a share of all time, 0 to 1, to six digits; `None` before the first tick.
     pub fn steal_share(&self) -> Option<f64> {
         let total = self.busy as f64 + self.idle as f64 + self.steal as f64;
-        (total > 0.0).then(|| self.steal as f64 / total)
+        (total > 0.0).then(|| (self.steal as f64 / total * 1e6).round() / 1e6)
     }
 
     /// The counters since an earlier reading.

@@ -1,6 +1,6 @@
 //! Which measurements a probe makes, in which order, and how their results become a profile.
 
-use crate::batch::{Effort, NOISY_FOREIGN_SHARE, NOISY_SPREAD, price};
+use crate::batch::{Effort, NOISY_FOREIGN_SHARE, NOISY_SPREAD, price, rounded};
 use crate::chase::{self, Arena, Point};
 use crate::error::{ProbeError, Result};
 use crate::machine::{self, CpuTimes, Root};
@@ -316,7 +316,7 @@ fn page_walk(bench: &Bench, findings: &mut Findings) -> Result<()> {
 
 fn derived(ns: f64, spread_ns: Option<f64>, source: String) -> Price {
     let noisy = spread_ns.is_some_and(|spread| spread > NOISY_SPREAD * ns);
-    Price { ns, spread_ns, kind: PriceKind::Measured, source, noisy }
+    Price { ns: rounded(ns), spread_ns, kind: PriceKind::Measured, source, noisy }
 }
 
 fn transfers(bench: &Bench) -> Vec<Step> {
