@@ -25,6 +25,7 @@ enum Command {
     #[command(hide = true)]
     PauseLoops(commands::pause_loops::Args),
     Probe(commands::probe::Args),
+    Report(commands::report::Args),
     Run(commands::run::Args),
     Undo(commands::undo::Args),
 }
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Guard(args) => commands::guard::run(args),
         Command::PauseLoops(args) => commands::pause_loops::run(args),
         Command::Probe(args) => commands::probe::run(args),
+        Command::Report(args) => commands::report::run(args),
         Command::Run(args) => commands::run::run(args),
         Command::Undo(args) => commands::undo::run(args),
     };

@@ -4,5 +4,6 @@ pub mod compare;
 pub mod guard;
 pub mod pause_loops;
 pub mod probe;
+pub mod report;
 pub mod run;
 pub mod undo;
