@@ -7,6 +7,8 @@
 
 mod choose;
 mod rates;
+#[cfg(test)]
+mod tests;
 
 pub use choose::{Arm, POLL_LIMIT_NS, candidates};
 pub use rates::{Rates, Yardstick};

@@ -1,0 +1,226 @@
+//! The controller against small worlds: programs whose facts follow from the setting they run in.
+
+use super::*;
+use proptest::prelude::*;
+
+const PRICES: Prices = Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0 };
+
+fn config(objective: Objective, poll: bool) -> Config {
+    Config {
+        allowed: CpuSet::first(2),
+        topology: Topology::regular(1, 1, 2, 1).expect("two CPUs are a machine"),
+        prices: PRICES,
+        objective,
+        permitted: Permitted { consolidate: true, awake: true, poll, colocate: false },
+        guest_halt_poll_ns: 0,
+    }
+}
+
+/// What a program does in one setting, per second.
+#[derive(Debug, Clone, Copy)]
+struct Behaviour {
+    cpu: f64,
+    halts: f64,
+    polls: f64,
+    switches: f64,
+    io_calls: f64,
+}
+
+const COMPUTE: Behaviour = Behaviour { cpu: 2.0, halts: 50.0, polls: 0.0, switches: 300.0, io_calls: 0.0 };
+const CROWDED: Behaviour = Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 500.0, io_calls: 0.0 };
+
+/// Redis with one client, as measured (docs/run.md): default, on one vCPU, polling, kept awake.
+fn redis(arm: Arm) -> Behaviour {
+    match arm {
+        Arm::Base => Behaviour { cpu: 0.80, halts: 21e3, polls: 0.0, switches: 23e3, io_calls: 23e3 },
+        Arm::Narrow { .. } => Behaviour { cpu: 1.0, halts: 300.0, polls: 0.0, switches: 80e3, io_calls: 80e3 },
+        Arm::Poll => Behaviour { cpu: 1.2, halts: 100.0, polls: 91e3, switches: 92e3, io_calls: 92e3 },
+        Arm::Awake => Behaviour { cpu: 1.0, halts: 0.0, polls: 0.0, switches: 40e3, io_calls: 40e3 },
+    }
+}
+
+fn compute(arm: Arm) -> Behaviour {
+    if arm.is_narrow() { CROWDED } else { COMPUTE }
+}
+
+/// Halts often, and yet loses on one vCPU.
+fn pipe(arm: Arm) -> Behaviour {
+    match arm {
+        Arm::Narrow { .. } => Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 60e3, io_calls: 90e3 },
+        _ => Behaviour { cpu: 1.0, halts: 13e3, polls: 0.0, switches: 40e3, io_calls: 115e3 },
+    }
+}
+
+/// A world that lives through a controller's decisions.
+struct World {
+    controller: Controller,
+    decision: Decision,
+    now_ns: u64,
+    time_by_arm_ns: Vec<(Arm, u64)>,
+}
+
+impl World {
+    fn new(config: Config) -> Self {
+        let controller = Controller::new(config);
+        let decision = controller.decide(PERIOD_NS, Wanted::Signals, Reason::Watching);
+        Self { controller, decision, now_ns: 0, time_by_arm_ns: Vec::new() }
+    }
+
+    fn arm(&self) -> Arm {
+        match (self.decision.active.len(), self.decision.idle) {
+            (1, _) => Arm::Narrow { vcpus: 1 },
+            (_, IdleMode::Poll { .. }) => Arm::Poll,
+            (_, IdleMode::Awake) => Arm::Awake,
+            _ => Arm::Base,
+        }
+    }
+
+    fn live(&mut self, for_ns: u64, program: impl Fn(Arm) -> Behaviour) {
+        let end_ns = self.now_ns + for_ns;
+        while self.now_ns < end_ns {
+            let arm = self.arm();
+            let period_ns = self.decision.next_period_ns;
+            self.now_ns += period_ns;
+            self.time_by_arm_ns.push((arm, period_ns));
+            let facts = facts(self.now_ns, period_ns, self.decision.active, program(arm));
+            self.decision = self.controller.step(&facts);
+        }
+    }
+
+    fn share_of(&self, wanted: impl Fn(Arm) -> bool) -> f64 {
+        let sum = |keep: &dyn Fn(Arm) -> bool| -> u64 {
+            self.time_by_arm_ns.iter().filter(|(arm, _)| keep(*arm)).map(|(_, time_ns)| time_ns).sum()
+        };
+        sum(&wanted) as f64 / sum(&|_| true) as f64
+    }
+}
+
+fn facts(now_ns: u64, period_ns: u64, active: CpuSet, program: Behaviour) -> PeriodFacts {
+    let count = |rate: f64| (rate * period_ns as f64 / 1e9) as u64;
+    PeriodFacts {
+        now_ns,
+        period_ns,
+        active,
+        cpu_ns: count(program.cpu * 1e9),
+        user_ns: None,
+        foreign_ns: None,
+        idle_entries: Some(count(program.halts)),
+        idle_ns: None,
+        poll_entries: Some(count(program.polls)),
+        poll_ns: None,
+        waiting_ns: None,
+        switches: Some(count(program.switches)),
+        io_calls: Some(count(program.io_calls)),
+        progress: None,
+        threads: 2,
+        pairs: None,
+    }
+}
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+#[test]
+fn a_program_that_computes_is_left_alone() {
+    for objective in [Objective::Speed, Objective::Cost, Objective::Tail] {
+        let mut world = World::new(config(objective, true));
+        world.live(5 * SECOND_NS, compute);
+        assert_eq!(world.share_of(|arm| arm == Arm::Base), 1.0, "{objective:?}");
+    }
+}
+
+#[test]
+fn the_faster_setting_wins_under_speed_and_the_cheaper_under_cost() {
+    for (objective, poll, wanted) in [
+        (Objective::Speed, true, Arm::Poll),
+        (Objective::Speed, false, Arm::Narrow { vcpus: 1 }),
+        (Objective::Cost, true, Arm::Narrow { vcpus: 1 }),
+    ] {
+        let mut world = World::new(config(objective, poll));
+        world.live(5 * SECOND_NS, redis);
+        assert!(world.share_of(|arm| arm == wanted) > 0.95, "{objective:?} {poll}: {:?}", world.arm());
+    }
+}
+
+#[test]
+fn tails_are_served_by_not_halting() {
+    let mut world = World::new(config(Objective::Tail, false));
+    world.live(5 * SECOND_NS, redis);
+    assert_eq!(world.share_of(Arm::is_narrow), 0.0);
+    assert!(world.share_of(|arm| arm == Arm::Awake) > 0.95);
+}
+
+#[test]
+fn a_setting_that_loses_is_withdrawn_and_tried_ever_more_rarely() {
+    let mut world = World::new(config(Objective::Cost, false));
+    world.live(10 * SECOND_NS, pipe);
+    assert!(world.share_of(Arm::is_narrow) > 0.0, "never tried");
+    assert!(world.share_of(Arm::is_narrow) < 0.01, "{}", world.share_of(Arm::is_narrow));
+}
+
+#[test]
+fn phases_are_followed_within_two_periods() {
+    let mut world = World::new(config(Objective::Cost, false));
+    world.live(SECOND_NS / 5, redis);
+    world.time_by_arm_ns.clear();
+    for _ in 0..20 {
+        world.live(SECOND_NS / 20, compute);
+        assert_eq!(world.arm(), Arm::Base);
+        world.live(SECOND_NS / 20, redis);
+        assert!(world.arm().is_narrow());
+    }
+    let narrow = world.share_of(Arm::is_narrow);
+    assert!((0.42..0.58).contains(&narrow), "{narrow}");
+}
+
+#[test]
+fn a_prediction_needs_prices() {
+    let without = Config { prices: Prices::NONE, ..config(Objective::Speed, true) };
+    let mut world = World::new(without);
+    world.live(SECOND_NS, compute);
+    assert_eq!(world.share_of(|arm| arm == Arm::Base), 1.0);
+}
+
+prop_compose! {
+    fn any_facts()(
+        period_ns in 0..20_000_000u64,
+        cpu in 0.0..40.0f64,
+        rates in prop::array::uniform4(0.0..500e3f64),
+        known in any::<bool>(),
+    ) -> (u64, PeriodFacts) {
+        let [halts, polls, switches, io_calls] = rates;
+        let mut facts = facts(0, period_ns, CpuSet::EMPTY, Behaviour { cpu, halts, polls, switches, io_calls });
+        if !known {
+            facts.switches = None;
+            facts.idle_entries = None;
+        }
+        (period_ns, facts)
+    }
+}
+
+proptest! {
+    /// Whatever it is told, a controller keeps to the program's vCPUs and goes on.
+    #[test]
+    fn decisions_stay_within_the_programs_limits(
+        history in prop::collection::vec(any_facts(), 1..200),
+        vcpus in 1usize..40,
+        first in 0usize..20,
+        objective in prop::sample::select(vec![Objective::Speed, Objective::Cost, Objective::Tail]),
+    ) {
+        let allowed: CpuSet = (first..first + vcpus).collect();
+        let mut config = config(objective, true);
+        config.topology = Topology::regular(2, 2, 15, 1).unwrap();
+        config.allowed = allowed.intersection(&config.topology.all());
+        let mut controller = Controller::new(config.clone());
+        let mut now_ns = 0;
+        for (period_ns, mut facts) in history {
+            now_ns += period_ns;
+            facts.now_ns = now_ns;
+            let decision = controller.step(&facts);
+            prop_assert!(!decision.active.is_empty());
+            prop_assert!(decision.active.is_subset(&config.allowed));
+            prop_assert!(decision.next_period_ns > 0);
+            prop_assert!(objective != Objective::Cost || decision.idle == IdleMode::Untouched);
+            prop_assert!(objective != Objective::Tail || decision.active == config.allowed);
+        }
+    }
+}
