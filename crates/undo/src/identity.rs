@@ -4,6 +4,7 @@
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
+use std::path::Path;
 
 /// A process, proof against reuse of its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -39,7 +40,7 @@ impl Process {
     /// # Errors
     /// When there is none.
     pub fn of(pid: u32) -> io::Result<Self> {
-        Ok(Self { pid, start: Stat::read(&format!("/proc/{pid}/stat"))?.start })
+        Ok(Self { pid, start: Stat::read(format!("/proc/{pid}/stat"))?.start })
     }
 
     /// The calling process.
@@ -50,9 +51,16 @@ impl Process {
         Self::of(std::process::id())
     }
 
-    /// Whether this very process still runs; a zombie does not.
+    /// Whether any thread of this very process still runs; a zombie does not. In a process that is being killed the
+    /// first thread can be a zombie while another one still finishes a system call.
     pub fn is_alive(&self) -> bool {
-        Stat::read(&format!("/proc/{}/stat", self.pid)).is_ok_and(|stat| stat.start == self.start && !stat.ended)
+        let Ok(stat) = Stat::read(format!("/proc/{}/stat", self.pid)) else { return false };
+        stat.start == self.start && (!stat.ended || self.has_living_threads())
+    }
+
+    fn has_living_threads(&self) -> bool {
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid)).into_iter().flatten().flatten();
+        tasks.map(|task| task.path().join("stat")).any(|path| Stat::read(path).is_ok_and(|stat| !stat.ended))
     }
 }
 
@@ -62,21 +70,21 @@ impl Thread {
     /// # Errors
     /// When there is none.
     pub fn of(pid: u32, tid: u32) -> io::Result<Self> {
-        Ok(Self { pid, tid, start: Stat::read(&format!("/proc/{pid}/task/{tid}/stat"))?.start })
+        Ok(Self { pid, tid, start: Stat::read(format!("/proc/{pid}/task/{tid}/stat"))?.start })
     }
 
     /// Whether this very thread still runs; a zombie does not.
     pub fn is_alive(&self) -> bool {
-        Stat::read(&format!("/proc/{}/task/{}/stat", self.pid, self.tid))
+        Stat::read(format!("/proc/{}/task/{}/stat", self.pid, self.tid))
             .is_ok_and(|stat| stat.start == self.start && !stat.ended)
     }
 }
 
 impl Stat {
-    pub(crate) fn read(path: &str) -> io::Result<Self> {
-        let text = fs::read(path)?;
+    pub(crate) fn read(path: impl AsRef<Path>) -> io::Result<Self> {
+        let text = fs::read(&path)?;
         Self::parse(&String::from_utf8_lossy(&text))
-            .ok_or_else(|| io::Error::other(format!("{path} is not a task's stat")))
+            .ok_or_else(|| io::Error::other(format!("{} is not a task's stat", path.as_ref().display())))
     }
 
     /// Field 2 is the command in parentheses and may itself hold blanks and parentheses, so fields count from the last

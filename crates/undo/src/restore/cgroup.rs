@@ -11,8 +11,9 @@ use std::time::Duration;
 
 /// Every cgroup of ours is named so, and no other one is ever removed.
 const PREFIX: &str = "muster-";
-/// Members may fork while they are being moved, so moving and removing are tried until both are done.
-const MAX_TRIES: u32 = 200;
+/// Members may fork while they are being moved, and dying ones cannot be moved, so moving and removing are tried until
+/// both are done.
+const MAX_TRIES: u32 = 2000;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// The version of the cgroup hierarchy that `path` is in.

@@ -167,7 +167,7 @@ impl<'a> Census<'a> {
         }
         // Also ends a walk in circles, which reuse of numbers could make.
         self.known.insert(pid, None);
-        let stat = Stat::read(&format!("/proc/{pid}/stat")).ok().filter(|_| pid > 1)?;
+        let stat = Stat::read(format!("/proc/{pid}/stat")).ok().filter(|_| pid > 1)?;
         let process = Process { pid, start: stat.start };
         let belongs = self.family.root == Some(process)
             || self.family.members.contains(&process)

@@ -31,7 +31,21 @@ pub(crate) fn everything(pending: &Pending, mode: Mode, report: &mut Report) -> 
             settled.push(id);
         }
     }
+    if mode == Mode::Apply {
+        await_helpers(pending, &mut settled, report);
+    }
     settled
+}
+
+/// The killed helpers have now left the cgroups that kept CPU time from them: sees to it that they end.
+fn await_helpers(pending: &Pending, settled: &mut Vec<EntryId>, report: &mut Report) {
+    settled.retain(|&id| match pending.get(id) {
+        Some(one @ Entry::Helper { process }) if !helper::has_ended(process) => {
+            report.add(one.describe(), Outcome::Failed("it was killed and has not ended yet".to_owned()));
+            false
+        }
+        _ => true,
+    });
 }
 
 /// Helpers first: they take CPU time and live in cgroups. Affinities last: a thread that leaves a cpuset gets a new
