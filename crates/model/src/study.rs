@@ -281,8 +281,36 @@ pub struct SeriesSpec {
     pub name: String,
     /// File of the workload.
     pub workload: String,
-    /// The run whose number of active CPUs is drawn over time.
-    pub active_cpus_of: String,
+    /// What is drawn.
+    pub curve: Curve,
+}
+
+/// What a curve shows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Curve {
+    /// The number of active CPUs over time, in seconds.
+    ActiveCpus {
+        /// The run.
+        run: String,
+    },
+    /// How many times as fast as the baseline each run is, over the run's number of cores.
+    Speedup {
+        /// What they are compared with.
+        baseline: String,
+        /// The runs.
+        runs: Vec<String>,
+    },
+}
+
+impl Curve {
+    /// The configurations it names.
+    pub fn runs(&self) -> Vec<&str> {
+        match self {
+            Self::ActiveCpus { run } => vec![run],
+            Self::Speedup { baseline, runs } => std::iter::once(baseline).chain(runs).map(String::as_str).collect(),
+        }
+    }
 }
 
 /// One table or figure of a paper.
@@ -331,7 +359,8 @@ impl Figure {
             number.measure.runs().into_iter().try_for_each(|run| self.known(run, &place))?;
         }
         for series in &self.series {
-            self.known(&series.active_cpus_of, &format!("series.{}", series.name))?;
+            let place = format!("series.{}", series.name);
+            series.curve.runs().into_iter().try_for_each(|run| self.known(run, &place))?;
         }
         for (name, number) in self.numbers.iter().map(|n| (n.row.as_str(), n)) {
             for run in number.measure.runs() {

@@ -94,7 +94,7 @@ pub struct Group {
     pub phases: Vec<Phase>,
 }
 
-/// A number of threads: fixed, or the experiment's thread count (written `"threads"`).
+/// A number: fixed, or the experiment's thread count (written `"threads"`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// This many.
@@ -176,8 +176,8 @@ pub enum Phase {
         /// Which condition.
         condition: String,
         /// How many permits.
-        #[serde(default = "one")]
-        count: u64,
+        #[serde(default = "one_count")]
+        count: Count,
     },
     /// Touches fresh pages: a minor fault each.
     TouchMemory {
@@ -233,7 +233,7 @@ pub enum Phase {
     /// Repeats.
     Loop {
         /// How often.
-        times: u64,
+        times: Count,
         /// Whether `times` is multiplied by the experiment's scale.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         scaled: bool,
@@ -246,8 +246,13 @@ fn one() -> u64 {
     1
 }
 
+fn one_count() -> Count {
+    Count::Fixed(1)
+}
+
 /// How often a loop runs at a scale: at least once.
-pub fn repetitions(times: u64, scaled: bool, scale: f64) -> u64 {
+pub fn repetitions(times: Count, threads: u32, scaled: bool, scale: f64) -> u64 {
+    let times = u64::from(times.resolve(threads));
     if scaled { ((times as f64 * scale).round() as u64).max(1) } else { times }
 }
 
@@ -360,7 +365,7 @@ impl Workload {
             Phase::Wait { condition } => known(condition, &self.conditions, &format!("{place}.condition"), "condition"),
             Phase::Wake { condition, count } => {
                 known(condition, &self.conditions, &format!("{place}.condition"), "condition")?;
-                range(&format!("{place}.count"), *count, 1, MAX_COUNT)
+                check_count(*count, &format!("{place}.count"))
             }
             Phase::TouchMemory { pages } | Phase::Map { pages } | Phase::Unmap { pages } => {
                 range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
@@ -371,7 +376,7 @@ impl Workload {
             }
             Phase::Fork { phases } => self.check_phases(phases, place, held),
             Phase::Loop { times, phases, .. } => {
-                range(&format!("{place}.times"), *times, 1, MAX_COUNT)?;
+                check_count(*times, &format!("{place}.times"))?;
                 self.check_phases(phases, place, held)
             }
         }
@@ -466,7 +471,8 @@ impl Workload {
             return Err(ModelError::new(format!("workload `{}`", self.name), format!("{total} threads"), allowed));
         }
         for barrier in self.barriers.keys() {
-            let mut passes = self.groups.iter().map(|group| passes(&group.phases, barrier, scale)).filter(|&n| n > 0);
+            let mut passes =
+                self.groups.iter().map(|group| passes(&group.phases, barrier, threads, scale)).filter(|&n| n > 0);
             let first = passes.next();
             if let Some(other) = passes.find(|&n| Some(n) != first) {
                 let found = format!("{} and {other} passes by different groups", first.unwrap_or(0));
@@ -477,7 +483,7 @@ impl Workload {
         for (name, condition) in &self.conditions {
             let (mut taken, mut given) = (0u64, condition.permits);
             for group in &self.groups {
-                let (t, g) = permits(&group.phases, name, scale);
+                let (t, g) = permits(&group.phases, name, threads, scale);
                 let threads = u64::from(group.count.resolve(threads));
                 taken = taken.saturating_add(t.saturating_mul(threads));
                 given = given.saturating_add(g.saturating_mul(threads));
@@ -510,28 +516,30 @@ fn visit<'a>(phases: &'a [Phase], f: &mut dyn FnMut(&'a Phase)) {
     }
 }
 
-fn passes(phases: &[Phase], name: &str, scale: f64) -> u64 {
+fn passes(phases: &[Phase], name: &str, threads: u32, scale: f64) -> u64 {
     phases.iter().fold(0u64, |sum, phase| {
         sum.saturating_add(match phase {
             Phase::Barrier { barrier } => u64::from(barrier == name),
-            Phase::Lock { phases, .. } | Phase::Fork { phases } => passes(phases, name, scale),
+            Phase::Lock { phases, .. } | Phase::Fork { phases } => passes(phases, name, threads, scale),
             Phase::Loop { times, scaled, phases } => {
-                passes(phases, name, scale).saturating_mul(repetitions(*times, *scaled, scale))
+                passes(phases, name, threads, scale).saturating_mul(repetitions(*times, threads, *scaled, scale))
             }
             _ => 0,
         })
     })
 }
 
-fn permits(phases: &[Phase], name: &str, scale: f64) -> (u64, u64) {
+fn permits(phases: &[Phase], name: &str, threads: u32, scale: f64) -> (u64, u64) {
     phases.iter().fold((0u64, 0u64), |(taken, given), phase| {
         let (t, g) = match phase {
             Phase::Wait { condition } => (u64::from(condition == name), 0),
-            Phase::Wake { condition, count } => (0, if condition == name { *count } else { 0 }),
-            Phase::Lock { phases, .. } | Phase::Fork { phases } => permits(phases, name, scale),
+            Phase::Wake { condition, count } => {
+                (0, if condition == name { u64::from(count.resolve(threads)) } else { 0 })
+            }
+            Phase::Lock { phases, .. } | Phase::Fork { phases } => permits(phases, name, threads, scale),
             Phase::Loop { times, scaled, phases } => {
-                let (t, g) = permits(phases, name, scale);
-                let times = repetitions(*times, *scaled, scale);
+                let (t, g) = permits(phases, name, threads, scale);
+                let times = repetitions(*times, threads, *scaled, scale);
                 (t.saturating_mul(times), g.saturating_mul(times))
             }
             _ => (0, 0),
@@ -554,6 +562,13 @@ fn range(place: &str, value: u64, min: u64, max: u64) -> Result<(), ModelError> 
         return Ok(());
     }
     Err(ModelError::new(place, value.to_string(), format!("{min} to {max}")))
+}
+
+fn check_count(count: Count, place: &str) -> Result<(), ModelError> {
+    match count {
+        Count::Fixed(count) => range(place, u64::from(count), 1, MAX_COUNT),
+        Count::Threads => Ok(()),
+    }
 }
 
 fn check_duration(duration: Duration, place: &str) -> Result<(), ModelError> {
@@ -618,7 +633,7 @@ impl<'de> Deserialize<'de> for Count {
         impl Visitor<'_> for Reader {
             type Value = Count;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number of threads, or \"threads\"")
+                f.write_str("a number below 2^32, or \"threads\"")
             }
             fn visit_u64<E: de::Error>(self, count: u64) -> Result<Count, E> {
                 u32::try_from(count)

@@ -9,9 +9,12 @@ pub mod guest;
 pub mod machine;
 pub mod remedy;
 pub mod run;
+pub mod study;
+pub mod timeline;
 pub mod vmm;
 pub mod workload;
 pub mod world;
 
 pub use error::SimError;
 pub use run::{Outcome, Simulation};
+pub use study::Study;

@@ -112,9 +112,8 @@ impl World {
 
     /// Only the daemon's own periods are left: every core rests with nothing on its way to it.
     fn nothing_can_happen(&self) -> bool {
-        let rests = |state| {
-            matches!(state, CoreState::Halted | CoreState::Mwait | CoreState::Polling | CoreState::Yielding)
-        };
+        let rests =
+            |state| matches!(state, CoreState::Halted | CoreState::Mwait | CoreState::Polling | CoreState::Yielding);
         let on_its_way = |c: usize| {
             [kind::CORE, kind::RESCHEDULE, kind::FLUSH, kind::NOTICE, kind::PULL]
                 .iter()
@@ -235,4 +234,3 @@ impl World {
         experiment.yielding || experiment.consolidation == Consolidation::Yielding
     }
 }
-

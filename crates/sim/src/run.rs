@@ -118,6 +118,14 @@ impl Outcome {
         self.counters.lock_wake_ps as f64 / self.counters.lock_wakes.max(1) as f64 / 1e6
     }
 
+    /// Active cores, averaged over time.
+    pub fn mean_active(&self) -> f64 {
+        let ends = self.active_history.iter().skip(1).map(|&(time, _)| time).chain([self.wall_ps]);
+        let area: f64 =
+            self.active_history.iter().zip(ends).map(|(&(from, n), to)| (to - from) as f64 * f64::from(n)).sum();
+        area / self.wall_ps.max(1) as f64
+    }
+
     /// Share of the time in which no more than `at_most` cores were active, 0 to 1.
     pub fn active_share(&self, at_most: u32) -> f64 {
         let ends = self.active_history.iter().skip(1).map(|&(time, _)| time).chain([self.wall_ps]);

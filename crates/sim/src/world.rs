@@ -394,7 +394,8 @@ impl World {
     fn start(&mut self) {
         let n = self.cores.len();
         for t in 0..self.threads.len() {
-            let c = self.allowed[t].iter().nth(t % self.allowed[t].len().max(1)).expect("every thread may run somewhere");
+            let c =
+                self.allowed[t].iter().nth(t % self.allowed[t].len().max(1)).expect("every thread may run somewhere");
             self.threads[t].cpu = c as u32;
             self.enqueue(t as u32, c);
         }

@@ -27,6 +27,7 @@ impl World {
 
     /// From the scheduler to the idle instruction; a core that is going to sleep stops its tick on the way.
     fn enter_idle(&mut self, c: usize) {
+        self.idle.insert(c);
         let polls = match self.idle_kind {
             IdleKind::Poll => true,
             IdleKind::Haltpoll => self.cores[c].haltpoll.window_ns() > 0,
@@ -132,10 +133,15 @@ impl World {
         if self.cores[c].pending != 0 {
             self.handle_interrupts(c, false);
         } else if self.cores[c].queue.is_empty() && self.yields(c) {
-            self.rest(c, CoreState::Yielding, Account::Spin);
+            self.yield_on(c);
         } else {
             self.schedule(c);
         }
+    }
+
+    fn yield_on(&mut self, c: usize) {
+        self.idle.insert(c);
+        self.rest(c, CoreState::Yielding, Account::Spin);
     }
 
     /// An interrupt in the idle loop or the yielding thread has been handled.
@@ -145,7 +151,7 @@ impl World {
         match (empty, in_loop, yields) {
             (false, true, _) | (true, true, true) => self.leave_idle(c),
             (false, false, _) => self.schedule(c),
-            (true, false, true) => self.rest(c, CoreState::Yielding, Account::Spin),
+            (true, false, true) => self.yield_on(c),
             (true, false, false) => self.go_idle(c),
             (true, true, false) => self.enter_idle(c),
         }

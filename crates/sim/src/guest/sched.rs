@@ -93,20 +93,24 @@ impl World {
         if self.waiting == 0 || !self.active.contains(c) {
             return None;
         }
-        let waits = |other: &usize| *other != c && !self.cores[*other].queue.is_empty();
-        let rank = |other: &usize| (self.cores[*other].queue.len(), self.llc[c].contains(*other), usize::MAX - *other);
-        let mut busiest: Vec<usize> = (0..self.cores.len()).filter(waits).collect();
-        busiest.sort_unstable_by_key(|other| std::cmp::Reverse(rank(other)));
-        for other in busiest {
-            let may = |&t: &u32| self.allowed[t as usize].contains(c);
-            if let Some(index) = self.cores[other].queue.iter().position(may) {
-                let t = self.dequeue(other, index);
-                self.move_vruntime(t, c);
-                self.threads[t as usize].cpu = c as u32;
-                return Some(t);
+        let mut best = None;
+        for other in (0..self.cores.len()).filter(|&other| other != c) {
+            let queue = &self.cores[other].queue;
+            let rank = (queue.len(), self.llc[c].contains(other));
+            // A lone thread on its way to a core that is waking up stays there, as in Linux (nr_running > 1).
+            let crowded = queue.len() > 1 || self.cores[other].current != NONE;
+            if crowded
+                && best.is_none_or(|(longest, _, _)| rank > longest)
+                && let Some(index) = queue.iter().position(|&t| self.allowed[t as usize].contains(c))
+            {
+                best = Some((rank, other, index));
             }
         }
-        None
+        let (_, other, index) = best?;
+        let t = self.dequeue(other, index);
+        self.move_vruntime(t, c);
+        self.threads[t as usize].cpu = c as u32;
+        Some(t)
     }
 
     // ---- switching ----
@@ -313,7 +317,7 @@ impl World {
         self.interrupt(c, reason::TIMER);
     }
 
-    /// The timer's handler: the threads run here again, or where they may.
+    /// The timer's handler wakes the threads as any waker would; what sending an IPI costs it is left out.
     pub(crate) fn wake_sleepers(&mut self, c: usize) {
         loop {
             let mut sleepers = self.cores[c].sleepers;
@@ -325,13 +329,12 @@ impl World {
             thread.in_kernel = true;
             thread.remaining = 0;
             thread.waits_for = super::thread::WaitFor::Permit(u32::MAX);
-            if !self.allowed[t as usize].contains(c) {
-                self.displace(t, c);
-                continue;
-            }
-            self.place_sleeper(t, c);
-            self.enqueue(t, c);
-            if self.cores[c].current != NONE && self.should_preempt(c, t) {
+            let target = self.place(c, t, self.placement);
+            self.place_sleeper(t, target);
+            self.enqueue(t, target);
+            if target != c {
+                self.rouse(target);
+            } else if self.cores[c].current != NONE && self.should_preempt(c, t) {
                 self.cores[c].need_resched = true;
             }
         }

@@ -1,8 +1,8 @@
 //! Threads: what one is doing, and the steps it takes from one operation of its program to the next.
 
 use crate::engine::Ps;
-use crate::world::{CoreState, NONE, World, core_slot, kind};
 use crate::workload::program::{LOOP_DEPTH, Op};
+use crate::world::{CoreState, NONE, World, core_slot, kind};
 use muster_model::Account;
 
 /// A list of threads, linked through [`Thread::next`]; a thread is in one list at a time.
@@ -359,10 +359,14 @@ impl World {
         }
     }
 
+    fn ended(&self, thread: &Thread) -> bool {
+        thread.pc > 0 && self.ops[thread.pc as usize - 1] == Op::Exit
+    }
+
     /// Who waits for what, for the report of a deadlock.
     pub(crate) fn who_waits(&self) -> String {
         let waits: Vec<String> = (self.threads.iter().enumerate())
-            .filter(|(_, thread)| !matches!(self.ops.get(thread.pc as usize - 1), Some(Op::Exit)))
+            .filter(|(_, thread)| !self.ended(thread))
             .take(8)
             .map(|(t, thread)| format!("thread {t} for {:?}", thread.waits_for))
             .collect();

@@ -72,7 +72,8 @@ impl World {
             }
             total += prices.interrupt;
             if self.virtualized {
-                total += if first { prices.inject + prices.vm_entry } else { prices.kick() } + prices.end_of_interrupt();
+                total +=
+                    if first { prices.inject + prices.vm_entry } else { prices.kick() } + prices.end_of_interrupt();
                 self.counters.interrupt_exits += u64::from(!first) + 1;
                 first = false;
             }

@@ -84,12 +84,7 @@ impl World {
     /// The core is out of its sleep state.
     pub(crate) fn resumed(&mut self, c: usize) {
         if std::mem::take(&mut self.cores[c].suspended) {
-            self.busy(
-                c,
-                CoreState::SchedulingIn,
-                Account::VmmScheduler,
-                self.prices.schedule_in + self.prices.unblock,
-            );
+            self.busy(c, CoreState::SchedulingIn, Account::VmmScheduler, self.prices.schedule_in + self.prices.unblock);
         } else if self.cores[c].pending != 0 {
             self.handle_interrupts(c, false);
         } else {

@@ -168,7 +168,7 @@ impl Compiler<'_> {
             Phase::Wait { condition } => self.emit(Op::Wait(index(self.workload.conditions.keys(), condition))),
             Phase::Wake { condition, count } => {
                 let condition = index(self.workload.conditions.keys(), condition);
-                self.emit(Op::Give { condition, count: clamp(*count) });
+                self.emit(Op::Give { condition, count: count.resolve(self.threads) });
             }
             Phase::TouchMemory { pages } => {
                 let fault = [Op::Kernel(self.prices.page_fault)];
@@ -183,12 +183,13 @@ impl Compiler<'_> {
                 self.with_mm(&[Op::Kernel(self.prices.syscall + self.prices.unmap + pages), Op::Shootdown]);
             }
             Phase::Loop { times, scaled, phases } => {
-                let times = clamp(repetitions(*times, *scaled, self.scale));
+                let times = clamp(repetitions(*times, self.threads, *scaled, self.scale));
                 self.repeat(times, place, |this| this.phases(phases, place))?;
             }
             Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } | Phase::Fork { .. } => {
                 let found = format!("a phase `{}`, which the simulator cannot simulate yet", phase.name());
-                let allowed = "run, lock, barrier, wait, wake, touch-memory, map, unmap, read-clock, syscall, sleep, loop";
+                let allowed =
+                    "run, lock, barrier, wait, wake, touch-memory, map, unmap, read-clock, syscall, sleep, loop";
                 return Err(ModelError::new(place, found, allowed));
             }
         }

@@ -1,0 +1,282 @@
+//! Studies: a paper's tables and figures, simulated. Equal experiments of different figures run once.
+//!
+//! The built-in studies' files are compiled in; this room opens none.
+
+use crate::run::{Outcome, Simulation};
+use crate::{SimError, engine::Ps};
+use muster_model::results::{Series, StudyKind, StudyNumber, StudyResults};
+use muster_model::study::{Curve, Experiment, Figure, Measure, NumberSpec, error};
+use muster_model::{ModelError, Profile, Workload};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+macro_rules! file {
+    ($path:literal) => {
+        ($path, include_str!(concat!("../../../", $path)))
+    };
+}
+
+/// A built-in study: name, figures, and the machines and workloads they name.
+struct Builtin {
+    name: &'static str,
+    figures: &'static [(&'static str, &'static str)],
+    machines: &'static [(&'static str, &'static str)],
+    workloads: &'static [(&'static str, &'static str)],
+}
+
+const BUILTIN: &[Builtin] = &[Builtin {
+    name: "gleaner",
+    figures: &[
+        file!("studies/gleaner/table-1.toml"),
+        file!("studies/gleaner/figure-1.toml"),
+        file!("studies/gleaner/figure-2.toml"),
+        file!("studies/gleaner/figure-4.toml"),
+        file!("studies/gleaner/figure-5.toml"),
+    ],
+    machines: &[file!("machines/gleaner-r720.toml")],
+    workloads: &[
+        file!("workloads/gleaner/wake-same-core.json"),
+        file!("workloads/gleaner/wake-other-core.json"),
+        file!("workloads/gleaner/blackscholes.json"),
+        file!("workloads/gleaner/swaptions.json"),
+        file!("workloads/gleaner/facesim.json"),
+        file!("workloads/gleaner/ocean-cp.json"),
+        file!("workloads/gleaner/ocean-ncp.json"),
+        file!("workloads/gleaner/dedup.json"),
+    ],
+}];
+
+/// A study that is ready to run.
+#[derive(Debug, Clone)]
+pub struct Study {
+    /// Its name.
+    pub name: String,
+    /// Its tables and figures.
+    pub figures: Vec<Figure>,
+    machines: BTreeMap<String, Profile>,
+    workloads: BTreeMap<String, Workload>,
+}
+
+/// How to run it.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// Seed of every run.
+    pub seed: u64,
+    /// Threads to spread the runs over.
+    pub jobs: usize,
+    /// Factor on every experiment's scale.
+    pub scale: f64,
+}
+
+/// What a study gave.
+#[derive(Debug, Clone)]
+pub struct StudyRun {
+    /// The numbers and curves.
+    pub results: StudyResults,
+    /// Runs that were simulated.
+    pub runs: usize,
+    /// Events, over all runs.
+    pub events: u64,
+    /// Simulated time times cores, over all runs, in seconds.
+    pub core_seconds: f64,
+}
+
+impl Study {
+    /// The names of the built-in studies.
+    pub fn names() -> Vec<&'static str> {
+        BUILTIN.iter().map(|study| study.name).collect()
+    }
+
+    /// A built-in study.
+    ///
+    /// # Errors
+    /// When there is none of that name, or one of its files is malformed.
+    pub fn builtin(name: &str) -> Result<Self, ModelError> {
+        let Some(builtin) = BUILTIN.iter().find(|study| study.name == name) else {
+            return Err(ModelError::new("study", format!("`{name}`"), Self::names().join(", ")));
+        };
+        let read = |files: &[(&str, &str)]| -> Vec<(String, String)> {
+            files.iter().map(|&(path, text)| (path.to_owned(), text.to_owned())).collect()
+        };
+        let mut study =
+            Self { name: name.to_owned(), figures: Vec::new(), machines: BTreeMap::new(), workloads: BTreeMap::new() };
+        for (path, text) in read(builtin.figures) {
+            study.figures.push(Figure::from_toml(&text, &path)?);
+        }
+        for (path, text) in read(builtin.machines) {
+            study.machines.insert(path.clone(), Profile::from_toml(&text, &path)?);
+        }
+        for (path, text) in read(builtin.workloads) {
+            study.workloads.insert(path.clone(), Workload::from_json(&text, &path)?);
+        }
+        Ok(study)
+    }
+
+    /// Keeps one table or figure; case, spaces and hyphens do not matter.
+    ///
+    /// # Errors
+    /// When the study has none of that name.
+    pub fn only(&mut self, figure: &str) -> Result<(), ModelError> {
+        let plain = |name: &str| name.to_lowercase().replace([' ', '-', '_'], "");
+        let names = self.figures.iter().map(|f| f.figure.clone()).collect::<Vec<_>>().join(", ");
+        self.figures.retain(|f| plain(&f.figure) == plain(figure));
+        if self.figures.is_empty() {
+            return Err(ModelError::new("figure", format!("`{figure}`"), names));
+        }
+        Ok(())
+    }
+
+    /// Simulates every run that a number or curve needs; `done` is called after each with their count and the total.
+    ///
+    /// # Errors
+    /// The first error of any run.
+    pub fn run(&self, options: &Options, done: &(dyn Fn(usize, usize) + Sync)) -> Result<StudyRun, SimError> {
+        let plan = self.plan(options)?;
+        let outcomes = self.simulate(&plan, options.jobs.max(1), done)?;
+        let find = |figure: &Figure, run: &str, workload: &str| -> Result<&Outcome, ModelError> {
+            let experiment = self.experiment(figure, run, workload, options)?;
+            let index = plan.iter().position(|planned| *planned == experiment).expect("the plan has every run");
+            Ok(&outcomes[index])
+        };
+        let mut results =
+            StudyResults { study: self.name.clone(), seed: options.seed, numbers: Vec::new(), series: Vec::new() };
+        for figure in &self.figures {
+            for spec in &figure.numbers {
+                let value = evaluate(&spec.measure, &|run| find(figure, run, &spec.workload))?;
+                results.numbers.push(self.number(figure, spec, value));
+            }
+            for spec in &figure.series {
+                let outcome = |run: &str| find(figure, run, &spec.workload);
+                results.series.push(series(figure, &spec.name, &spec.curve, &outcome)?);
+            }
+        }
+        Ok(StudyRun {
+            results,
+            runs: plan.len(),
+            events: outcomes.iter().map(|outcome| outcome.counters.events).sum(),
+            core_seconds: outcomes.iter().map(|outcome| outcome.seconds() * f64::from(outcome.cores)).sum(),
+        })
+    }
+
+    fn experiment(
+        &self,
+        figure: &Figure,
+        run: &str,
+        workload: &str,
+        options: &Options,
+    ) -> Result<Experiment, ModelError> {
+        let mut experiment = figure.experiment(run, workload)?;
+        experiment.seed = options.seed;
+        experiment.scale *= options.scale;
+        Ok(experiment)
+    }
+
+    /// Every experiment once.
+    fn plan(&self, options: &Options) -> Result<Vec<Experiment>, ModelError> {
+        let mut plan: Vec<Experiment> = Vec::new();
+        for figure in &self.figures {
+            let of_numbers = figure.numbers.iter().map(|spec| (spec.measure.runs(), &spec.workload));
+            let of_series = figure.series.iter().map(|spec| (spec.curve.runs(), &spec.workload));
+            for (runs, workload) in of_numbers.chain(of_series) {
+                for run in runs {
+                    let experiment = self.experiment(figure, run, workload, options)?;
+                    if !plan.contains(&experiment) {
+                        plan.push(experiment);
+                    }
+                }
+            }
+        }
+        Ok(plan)
+    }
+
+    fn simulate(
+        &self,
+        plan: &[Experiment],
+        jobs: usize,
+        done: &(dyn Fn(usize, usize) + Sync),
+    ) -> Result<Vec<Outcome>, SimError> {
+        let next = AtomicUsize::new(0);
+        let finished = AtomicUsize::new(0);
+        let outcomes: Vec<Mutex<Option<Result<Outcome, SimError>>>> = plan.iter().map(|_| Mutex::new(None)).collect();
+        let work = || {
+            while let Some((experiment, slot)) = {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                plan.get(index).zip(outcomes.get(index))
+            } {
+                let outcome = self.simulate_one(experiment);
+                *slot.lock().expect("no run panics while it holds its slot") = Some(outcome);
+                done(finished.fetch_add(1, Ordering::Relaxed) + 1, plan.len());
+            }
+        };
+        std::thread::scope(|scope| {
+            (1..jobs.min(plan.len().max(1))).for_each(|_| {
+                scope.spawn(work);
+            });
+            work();
+        });
+        let taken = outcomes.into_iter().map(|slot| slot.into_inner().expect("no run panics while it holds its slot"));
+        taken.map(|outcome| outcome.expect("every planned run was taken by a worker")).collect()
+    }
+
+    fn simulate_one(&self, experiment: &Experiment) -> Result<Outcome, SimError> {
+        let missing = |what: &str, file: &str| ModelError::new(what, format!("`{file}`"), "a file of the study");
+        let profile = self.machines.get(&experiment.machine).ok_or_else(|| missing("machine", &experiment.machine))?;
+        let workload =
+            self.workloads.get(&experiment.workload).ok_or_else(|| missing("workload", &experiment.workload))?;
+        Simulation::new(experiment, profile, workload, None)?.run()
+    }
+
+    fn number(&self, figure: &Figure, spec: &NumberSpec, value: f64) -> StudyNumber {
+        let judged = matches!(spec.kind, StudyKind::Calibrated | StudyKind::Predicted);
+        let (degradation, share) = (spec.measure.is_degradation(), spec.measure.is_share());
+        StudyNumber {
+            study: self.name.clone(),
+            figure: figure.figure.clone(),
+            row: spec.row.clone(),
+            column: spec.column.clone(),
+            unit: spec.unit.clone(),
+            paper: spec.paper,
+            paper_bound: spec.paper_bound.clone(),
+            kind: spec.kind,
+            simulated: value,
+            error: spec.paper.filter(|_| judged).and_then(|paper| error(value, paper, degradation, share)),
+        }
+    }
+}
+
+type Find<'a> = dyn Fn(&str) -> Result<&'a Outcome, ModelError> + 'a;
+
+fn evaluate<'a>(measure: &Measure, find: &Find<'a>) -> Result<f64, ModelError> {
+    let slowdown = |run: &str, baseline: &str| -> Result<f64, ModelError> {
+        Ok((find(run)?.seconds() / find(baseline)?.seconds() - 1.0) * 100.0)
+    };
+    Ok(match measure {
+        Measure::WakeLatency { run } => find(run)?.lock_wake_us(),
+        Measure::IdleTransitions { run } => find(run)?.idle_transitions_per_second(),
+        Measure::Slowdown { run, baseline } => slowdown(run, baseline)?,
+        Measure::Speedup { run, baseline } => find(baseline)?.seconds() / find(run)?.seconds(),
+        Measure::Reduction { from, to, baseline, net } => {
+            slowdown(from, baseline)? / slowdown(to, baseline)? - f64::from(*net)
+        }
+        Measure::ActiveShare { run, at_most } => find(run)?.active_share(*at_most) * 100.0,
+    })
+}
+
+fn series<'a>(figure: &Figure, name: &str, curve: &Curve, find: &Find<'a>) -> Result<Series, ModelError> {
+    let (x, y, points) = match curve {
+        Curve::ActiveCpus { run } => {
+            let outcome = find(run)?;
+            let end = outcome.active_history.last().map(|&(_, active)| (outcome.wall_ps, active));
+            let seconds = |ps: Ps| ps as f64 / 1e12;
+            let steps = outcome.active_history.iter().copied().chain(end);
+            ("time (s)", "active vCPUs", steps.map(|(at, active)| (seconds(at), f64::from(active))).collect())
+        }
+        Curve::Speedup { baseline, runs } => {
+            let base = find(baseline)?.seconds();
+            let point = |run: &String| find(run).map(|o| (f64::from(o.cores), base / o.seconds()));
+            ("cores", "speedup", runs.iter().map(point).collect::<Result<Vec<_>, _>>()?)
+        }
+    };
+    Ok(Series { figure: figure.figure.clone(), name: name.to_owned(), x: x.to_owned(), y: y.to_owned(), points })
+}

@@ -1,0 +1,69 @@
+//! The built-in study: it is well formed, repeats itself, and its ratios do not depend on its length.
+
+use muster_model::results::StudyKind;
+use muster_sim::Study;
+use muster_sim::study::Options;
+
+const SHORT: Options = Options { seed: 3, jobs: 2, scale: 0.05 };
+
+#[test]
+fn names_every_result_of_the_issue() {
+    let study = Study::builtin("gleaner").unwrap();
+    let figures: Vec<&str> = study.figures.iter().map(|figure| figure.figure.as_str()).collect();
+    assert_eq!(figures, ["Table 1", "Figure 1", "Figure 2", "Figure 4", "Figure 5"]);
+    let numbers = || study.figures.iter().flat_map(|figure| figure.numbers.iter().map(move |n| (&figure.figure, n)));
+    let calibrated = numbers().filter(|(_, n)| n.kind == StudyKind::Calibrated);
+    assert!(calibrated.map(|(figure, _)| figure).all(|figure| figure == "Table 1" || figure == "Figure 2"));
+    assert!(numbers().all(|(_, n)| n.kind != StudyKind::Withheld || n.paper.is_none()));
+    assert_eq!(numbers().filter(|(_, n)| n.kind == StudyKind::Withheld).count(), 1);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_numbers_on_any_number_of_jobs() {
+    let mut study = Study::builtin("gleaner").unwrap();
+    study.only("figure-2").unwrap();
+    let two = study.run(&SHORT, &|_, _| {}).unwrap().results;
+    let one = study.run(&Options { jobs: 1, ..SHORT }, &|_, _| {}).unwrap().results;
+    assert_eq!(two, one);
+    assert_eq!(two.numbers.len(), 6);
+}
+
+#[test]
+fn unknown_studies_and_figures_are_refused() {
+    assert!(Study::builtin("cerberus").unwrap_err().to_string().contains("gleaner"));
+    let error = Study::builtin("gleaner").unwrap().only("Figure 9").unwrap_err().to_string();
+    assert!(error.contains("Figure 4"), "{error}");
+}
+
+#[test]
+fn table_1_is_within_a_tenth_of_the_paper() {
+    let mut study = Study::builtin("gleaner").unwrap();
+    study.only("Table 1").unwrap();
+    for number in study.run(&SHORT, &|_, _| {}).unwrap().results.numbers {
+        let error = number.error.expect("every number of Table 1 is judged");
+        assert!(error < 0.1, "{} {}: {} us", number.row, number.column, number.simulated);
+    }
+}
+
+/// Ratios of times (DESIGN section 4); takes the whole study twice. `cargo test --release -- --ignored` runs it.
+#[test]
+#[ignore = "a campaign of several ten seconds in a release build"]
+fn doubling_the_scale_moves_no_ratio_by_more_than_2_percent() {
+    let study = Study::builtin("gleaner").unwrap();
+    let at = |scale| study.run(&Options { seed: 1, jobs: 2, scale }, &|_, _| {}).unwrap().results.numbers;
+    let factor = |value: f64, unit: &str| if unit == "%" { 1.0 + value / 100.0 } else { value };
+    for (once, twice) in at(1.0).iter().zip(at(2.0)) {
+        if matches!(once.unit.as_str(), "x" | "%") && !once.column.contains("reduction") && once.figure != "Figure 5" {
+            let change = (factor(twice.simulated, &twice.unit) / factor(once.simulated, &once.unit)).ln().abs();
+            assert!(
+                change < 0.02,
+                "{} {} {}: {} and {}",
+                once.figure,
+                once.row,
+                once.column,
+                once.simulated,
+                twice.simulated
+            );
+        }
+    }
+}
