@@ -21,8 +21,19 @@ pub struct Situation<'a> {
     pub clock: Clock,
     /// Memory that is given back and taken again.
     pub churn: Churn,
+    /// CPUs that other programs kept busy, and that the hypervisor gave to others.
+    pub disturbance: Disturbance,
     /// How the program is named to `muster run`: `-- CMD` or `--pid N`.
     pub target: &'a str,
+}
+
+/// What else went on.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Disturbance {
+    /// CPUs that other programs of this guest kept busy.
+    pub others_rate: f64,
+    /// vCPUs' worth of time that the hypervisor ran something else while a vCPU wanted to run.
+    pub steal_rate: f64,
 }
 
 /// How the guest reads the clock.
@@ -53,6 +64,8 @@ pub struct Churn {
 const WORTH_IT: f64 = 1.05;
 /// Halts below this rate are the machine's own timers.
 const FEW_HALTS: f64 = 500.0;
+/// Other programs or steal above this rate, in CPUs, change what is measured.
+const QUIET: f64 = 0.1;
 /// From this share of the vCPUs' time in polling idle, the guest polls in earnest.
 const POLLS: f64 = 0.05;
 /// A thread belongs to whoever causes this share of its wake-ups.
@@ -321,6 +334,12 @@ pub fn findings(situation: &Situation, advice: &[Prediction]) -> Vec<String> {
         sentences.push(about_waking(&means, &prices));
     }
     sentences.push(about_remedies(advice));
+    let Disturbance { others_rate, steal_rate } = situation.disturbance;
+    if others_rate > QUIET || steal_rate > QUIET {
+        sentences.push(format!(
+            "The machine was not quiet: other programs kept {others_rate:.2} CPUs busy, and {steal_rate:.2} were stolen by the host; halts are the whole machine's, so trust the numbers less."
+        ));
+    }
     if situation.clock.leaves_guest {
         sentences.push(format!(
             "The clock source is {}: every reading of the clock leaves the guest, and the VMM serves the readers one by one.",
@@ -441,6 +460,7 @@ mod tests {
             pairs: None,
             clock: Clock { source: "tsc".into(), leaves_guest: false, better: None },
             churn: Churn { first_touch_ns: Some(500.0), ..Churn::default() },
+            disturbance: Disturbance::default(),
             target: "-- prog",
         }
     }
@@ -475,6 +495,10 @@ mod tests {
         let findings = findings(&situation, &advice);
         assert!(findings[0].starts_with("Waking is not the problem"), "{findings:?}");
         assert!(findings[1].contains("leave it alone"), "{findings:?}");
+        assert_eq!(findings.len(), 2);
+        let disturbance = Disturbance { others_rate: 0.8, steal_rate: 0.0 };
+        let noisy = Situation { disturbance, ..situation };
+        assert!(super::findings(&noisy, &advice)[2].contains("not quiet"));
     }
 
     #[test]

@@ -182,12 +182,13 @@ fn cases(signals: &WakeSignals, prices: &Prices) -> [Case; 3] {
     let halts = signals.halts_per_s * prices.wake_halted_ns / 1e9;
     let floor = signals.user_rate.unwrap_or(0.0).min(signals.cpu_rate);
     let work = |share: f64| (signals.cpu_rate - share * halts).max(floor);
-    // Time in which nobody is charged is time outside, or time in which a vCPU was on its way back from the host.
+    // Time in which nobody is charged is time outside, or time in which a vCPU was on its way back from the host. What
+    // that way cannot explain, the program waited for vCPUs that others held, and will again.
     let uncharged = (1.0 - signals.cpu_rate).max(0.0);
     let least = (uncharged - (LATENCY_IN_PROGRAM - HALT_COST.value) * halts).max(0.0);
     let most = (1.0 - signals.cpu_rate + overlap(work(HALT_COST.value), signals.vcpus)).clamp(0.0, 1.0);
     let outside = match signals.outside {
-        Some(seen) => [(seen - OUTSIDE_ERROR).max(0.0), seen, (seen + OUTSIDE_ERROR).min(1.0)],
+        Some(seen) => [seen - OUTSIDE_ERROR, seen, seen + OUTSIDE_ERROR].map(|seen| seen.max(least).min(1.0)),
         None => [least, (least + most) / 2.0, most],
     };
     let latent = |outside: f64| (uncharged - outside).max(0.0) / signals.halts_per_s.max(1e-9);
@@ -380,6 +381,15 @@ mod tests {
         let gain = one_vcpu(0.10, 3e3);
         assert!((0.95..1.15).contains(&gain.speed.value), "{gain:?}");
         assert!(gain.cpu_per_work.value < 0.6, "{gain:?}");
+    }
+
+    #[test]
+    fn waiting_for_vcpus_that_others_hold_is_not_waking() {
+        let crowded_out = WakeSignals { outside: Some(0.0), ..signals(0.5, 500.0) };
+        for gain in [consolidation_gain(&crowded_out, &PRICES), awake_gain(&crowded_out, &PRICES)] {
+            let gain = gain.unwrap();
+            assert!((0.95..1.05).contains(&gain.speed.value), "{gain:?}");
+        }
     }
 
     #[test]
