@@ -20,6 +20,7 @@ enum Command {
     Compare(commands::compare::Args),
     #[command(hide = true)]
     ComparePair(commands::compare::PairArgs),
+    Explain(commands::explain::Args),
     #[command(hide = true)]
     Guard(commands::guard::Args),
     #[command(hide = true)]
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
         Command::Compare(args) => commands::compare::run(args),
         Command::ComparePair(args) => commands::compare::run_pair(args),
+        Command::Explain(args) => commands::explain::run(args),
         Command::Guard(args) => commands::guard::run(args),
         Command::PauseLoops(args) => commands::pause_loops::run(args),
         Command::Probe(args) => commands::probe::run(args),

@@ -1,6 +1,7 @@
 //! One file a subcommand: `Args` (clap) and `run(Args) -> anyhow::Result<ExitCode>`.
 
 pub mod compare;
+pub mod explain;
 pub mod guard;
 pub mod pause_loops;
 pub mod probe;
