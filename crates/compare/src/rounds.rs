@@ -299,14 +299,15 @@ impl NoiseLog {
         }
         if self.repeated > 0 {
             notes.push(format!(
-                "{} rounds were repeated because {who}; up to {limit:.0} % counts as quiet.",
-                self.repeated
+                "{} repeated because {who}; up to {limit:.0} % counts as quiet.",
+                rounds(self.repeated, "was", "were")
             ));
         }
         if self.kept_noisy > 0 {
             notes.push(format!(
-                "{} of {} rounds are noisy and were kept: {who}; up to {limit:.0} % counts as quiet.",
-                self.kept_noisy, plan.rounds
+                "{} noisy and kept, of {}: {who}; up to {limit:.0} % counts as quiet.",
+                rounds(self.kept_noisy, "is", "are"),
+                plan.rounds
             ));
         }
         if !self.left_behind.is_empty() {
@@ -314,6 +315,11 @@ impl NoiseLog {
         }
         notes
     }
+}
+
+/// So many rounds, and the verb that agrees.
+fn rounds(count: usize, one: &str, many: &str) -> String {
+    if count == 1 { format!("1 round {one}") } else { format!("{count} rounds {many}") }
 }
 
 fn helper(line: Option<&str>) -> Result<(), CompareError> {

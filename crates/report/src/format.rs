@@ -42,14 +42,26 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// A ratio: `2.81x`.
+/// A ratio: `2.81x`, `0.38x`; two digits behind the point between 0.1 and 10.
 pub fn ratio(value: f64) -> String {
-    format!("{}x", significant(value))
+    format!("{}x", ratio_digits(value))
+}
+
+fn ratio_digits(value: f64) -> String {
+    if (0.095..9.995).contains(&value) { format!("{value:.2}") } else { significant(value) }
+}
+
+/// A text as it stands at an axis, whose values are round: zeros that say nothing are dropped (`1.00 ns` to `1 ns`).
+pub fn round(text: &str) -> String {
+    let end = text.find(|c: char| !(c.is_ascii_digit() || ",.-".contains(c))).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(end);
+    let digits = if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.') } else { digits };
+    format!("{digits}{unit}")
 }
 
 /// A ratio with the range it lies in: `2.81x (2.70 to 2.90)`.
 pub fn ratio_range(range: &Range) -> String {
-    format!("{}x ({} to {})", significant(range.value), significant(range.low), significant(range.high))
+    format!("{}x ({} to {})", ratio_digits(range.value), ratio_digits(range.low), ratio_digits(range.high))
 }
 
 /// A value with its unit; nanoseconds, bytes and shares are scaled.
@@ -117,6 +129,15 @@ mod tests {
         ] {
             assert_eq!(significant(value), text);
         }
+    }
+
+    #[test]
+    fn ratios_and_axis_labels() {
+        assert_eq!([0.38, 2.814, 13.91, 0.0123].map(ratio), ["0.38x", "2.81x", "13.9x", "0.0123x"]);
+        assert_eq!(
+            ["1.00 ns", "10.0 µs", "0.50x", "1,000", "2.5"].map(round),
+            ["1 ns", "10 µs", "0.5x", "1,000", "2.5"]
+        );
     }
 
     #[test]

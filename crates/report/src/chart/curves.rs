@@ -2,6 +2,7 @@
 
 use super::scale::Scale;
 use super::{drawing, percent_of_width, text};
+use crate::format::round;
 use maud::{Markup, html};
 
 /// One line.
@@ -44,7 +45,7 @@ const UNITS: f64 = 1000.0;
 /// Lines over common axes, with a legend below.
 pub fn curves(title: &str, description: &str, x: &Axis, y: &Axis, curves: &[Curve]) -> Markup {
     let body = html! {
-        (axes(x, y))
+        (grid(x, y))
         svg x="0" y=(TOP) width="100%" height=(HEIGHT) viewBox="0 0 1000 1000" preserveAspectRatio="none" {
             @for (index, curve) in curves.iter().enumerate() {
                 polyline class=(format!("curve s{}", index % 6)) vector-effect="non-scaling-stroke" points=(polyline(curve, x, y)) {}
@@ -59,6 +60,7 @@ pub fn curves(title: &str, description: &str, x: &Axis, y: &Axis, curves: &[Curv
                 }
             }
         }
+        (labels(x, y))
     };
     html! {
         (drawing(title, description, BOTTOM + 40, body))
@@ -75,7 +77,7 @@ pub fn curves(title: &str, description: &str, x: &Axis, y: &Axis, curves: &[Curv
 /// Points of two quantities against each other with the line where they are equal.
 pub fn scatter(title: &str, description: &str, x: &Axis, y: &Axis, samples: &[Sample]) -> Markup {
     let body = html! {
-        (axes(x, y))
+        (grid(x, y))
         line.one x1="0" y1=(BOTTOM) x2="100%" y2=(TOP) {}
         @for (index, sample) in samples.iter().enumerate() {
             @for (label, at, value) in &sample.points {
@@ -84,6 +86,7 @@ pub fn scatter(title: &str, description: &str, x: &Axis, y: &Axis, samples: &[Sa
                 }
             }
         }
+        (labels(x, y))
     };
     html! {
         (drawing(title, description, BOTTOM + 40, body))
@@ -91,29 +94,51 @@ pub fn scatter(title: &str, description: &str, x: &Axis, y: &Axis, samples: &[Sa
     }
 }
 
-/// Grid lines with labels; those of the y axis stand on their lines, inside, so that no width is lost to a margin.
-fn axes(x: &Axis, y: &Axis) -> Markup {
-    const ROOM: f64 = 0.12;
-    let mut last_label = f64::NEG_INFINITY;
+/// The lines of both axes; drawn below the curves.
+fn grid(x: &Axis, y: &Axis) -> Markup {
     html! {
         @for tick in y.scale.ticks() {
             @let at = height_of(y, tick);
             line.grid x1="0" x2="100%" y1=(at) y2=(at) {}
-            text.tick.start x="0" y=(format!("{:.1}", BOTTOM as f64 - y.scale.place(tick) * f64::from(HEIGHT) - 3.0)) { ((y.label)(tick)) }
         }
-        @for tick in x.scale.ticks() {
-            @let share = x.scale.place(tick);
-            @if share - last_label >= ROOM {
-                @let anchor = if share < 0.05 { "tick start" } else if share > 0.95 { "tick end" } else { "tick middle" };
-                @let at = percent_of_width(share);
-                line.grid x1=(at) x2=(at) y1=(BOTTOM) y2=(BOTTOM + 4) {}
-                (text(&at, BOTTOM + 17, anchor, &(x.label)(tick)))
-                ({ last_label = share; "" })
-            }
+        @for (share, _) in labelled(x) {
+            @let at = percent_of_width(share);
+            line.grid x1=(at) x2=(at) y1=(BOTTOM) y2=(BOTTOM + 4) {}
+        }
+    }
+}
+
+/// The labels of both axes; drawn above the curves. Those of the y axis stand on their lines, inside, so that no width
+/// is lost to a margin.
+fn labels(x: &Axis, y: &Axis) -> Markup {
+    html! {
+        @for tick in y.scale.ticks() {
+            @let at = f64::from(BOTTOM) - y.scale.place(tick) * f64::from(HEIGHT) - 3.0;
+            text.tick.start x="0" y=(format!("{at:.1}")) { (round(&(y.label)(tick))) }
+        }
+        @for (share, label) in labelled(x) {
+            @let anchor = if share < 0.05 { "tick start" } else if share > 0.95 { "tick end" } else { "tick middle" };
+            (text(&percent_of_width(share), BOTTOM + 17, anchor, &label))
         }
         (text("100%", BOTTOM + 34, "axis end", &x.name))
         (text("100%", TOP - 6, "axis end", &y.name))
     }
+}
+
+/// The ticks of an x axis that have room for a label: their places and labels.
+fn labelled(x: &Axis) -> Vec<(f64, String)> {
+    // Shares of the width; a label at the right edge reaches inwards with all of its width.
+    let room = |share: f64| if share > 0.95 { 0.2 } else { 0.13 };
+    let mut last = f64::NEG_INFINITY;
+    let mut labels = Vec::new();
+    for tick in x.scale.ticks() {
+        let share = x.scale.place(tick);
+        if share - last >= room(share) {
+            labels.push((share, round(&(x.label)(tick))));
+            last = share;
+        }
+    }
+    labels
 }
 
 fn polyline(curve: &Curve, x: &Axis, y: &Axis) -> String {

@@ -10,6 +10,7 @@ pub mod intervals;
 pub mod scale;
 pub mod stack;
 
+use crate::format::round;
 use maud::{Markup, html};
 
 /// A place as a percentage of the chart's width.
@@ -45,7 +46,7 @@ pub(crate) fn vertical_grid(scale: &scale::Scale, label: fn(f64) -> String, top:
             line.grid x1=(x) x2=(x) y1=(top) y2=(bottom) {}
             @if share - last_label >= ROOM {
                 @let anchor = if share < 0.05 { "tick start" } else if share > 0.95 { "tick end" } else { "tick middle" };
-                (text(&x, top - 5, anchor, &label(tick)))
+                (text(&x, top - 5, anchor, &round(&label(tick))))
                 ({ last_label = share; "" })
             }
         }

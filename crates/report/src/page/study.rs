@@ -104,22 +104,10 @@ fn plots(series: &[Series]) -> Markup {
 fn one_plot(plot: &[&Series]) -> Markup {
     let first = plot[0];
     let points = || plot.iter().flat_map(|series| series.points.iter());
-    let x =
-        Axis { scale: Scale::linear(points().map(|point| point.0)), label: significant_or_zero, name: first.x.clone() };
-    let y =
-        Axis { scale: Scale::linear(points().map(|point| point.1)), label: significant_or_zero, name: first.y.clone() };
+    let x = Axis { scale: Scale::linear(points().map(|point| point.0)), label: significant, name: first.x.clone() };
+    let y = Axis { scale: Scale::linear(points().map(|point| point.1)), label: significant, name: first.y.clone() };
     let lines: Vec<Curve> =
         plot.iter().map(|series| Curve { name: series.name.clone(), points: series.points.clone() }).collect();
     let title = if plot.len() == 1 { format!("{}: {}", first.figure, first.name) } else { first.figure.clone() };
     figure(&title, &curves(&title, &format!("{} over {}.", first.y, first.x), &x, &y, &lines))
-}
-
-/// Axis labels are round: digits that say nothing are dropped.
-fn significant_or_zero(value: f64) -> String {
-    let text = significant(value);
-    if text.contains('.') && !text.contains('e') {
-        text.trim_end_matches('0').trim_end_matches('.').to_owned()
-    } else {
-        text
-    }
 }

@@ -7,21 +7,18 @@ use muster_model::profile::names;
 use muster_model::results::{Comparison, Explanation};
 use muster_model::{Distance, Profile};
 
-/// Sentences in the order of the documents.
-pub fn sentences(documents: &[Document]) -> Vec<String> {
-    let mut sentences: Vec<String> = documents
-        .iter()
-        .flat_map(|document| match document {
-            Document::Probe(profile) => of_probe(profile),
-            Document::Explain(explanation) => of_explanation(explanation),
-            Document::Compare(comparison) => of_comparison(comparison),
-            Document::Study(study) => of_study(study),
-        })
-        .collect();
-    if sentences.is_empty() {
-        sentences.push("There are no results to report.".to_owned());
-    }
-    sentences
+/// What one document says: what it is about, and sentences.
+pub type Gist = (String, Vec<String>);
+
+/// A gist of each document that says something, in their order.
+pub fn gists(documents: &[Document]) -> Vec<Gist> {
+    let gist = |document: &Document| match document {
+        Document::Probe(profile) => (profile.name.clone(), of_probe(profile)),
+        Document::Explain(explanation) => (super::short(&explanation.command), of_explanation(explanation)),
+        Document::Compare(comparison) => (super::short(&comparison.command), of_comparison(comparison)),
+        Document::Study(study) => (format!("Study {}", study.name), of_study(study)),
+    };
+    documents.iter().map(gist).filter(|(_, sentences)| !sentences.is_empty()).collect()
 }
 
 fn of_probe(profile: &Profile) -> Vec<String> {
@@ -32,8 +29,7 @@ fn of_probe(profile: &Profile) -> Vec<String> {
         hypervisor => format!("a virtual machine on {hypervisor}"),
     };
     let cpus = profile.topology.len();
-    let mut sentences =
-        vec![format!("{} is {kind} with {cpus} CPU{}.", profile.name, if cpus == 1 { "" } else { "s" })];
+    let mut sentences = vec![format!("This is {kind} with {cpus} CPU{}.", if cpus == 1 { "" } else { "s" })];
     let near = profile.price_ns(&names::wake_same_cpu("futex"));
     let far = Distance::ALL.iter().find_map(|distance| profile.price_ns(&names::wake("futex", "halted", *distance)));
     if let (Some(near), Some(far)) = (near, far) {
@@ -57,30 +53,22 @@ fn times(more: f64, less: f64) -> String {
 }
 
 fn of_explanation(explanation: &Explanation) -> Vec<String> {
-    let of_all = |finding: &String| format!("{}: {finding}", super::short(&explanation.command));
-    let mut sentences: Vec<String> = explanation.findings.iter().take(2).map(of_all).collect();
+    let mut sentences: Vec<String> = explanation.findings.iter().take(2).cloned().collect();
     let best = explanation.remedies.iter().find_map(|remedy| Some((remedy, remedy.speed?)));
     if let Some((remedy, speed)) = best.filter(|(_, speed)| speed.value > 1.0) {
-        let name = &remedy.remedy;
-        sentences.push(format!(
-            "{}: {name} is predicted to make it {} as fast.",
-            super::short(&explanation.command),
-            ratio(speed.value)
-        ));
+        sentences.push(format!("The remedy {} is predicted to make it {} as fast.", remedy.remedy, ratio(speed.value)));
     }
     sentences
 }
 
 fn of_comparison(comparison: &Comparison) -> Vec<String> {
-    let verdicts = comparison.arms.iter().filter_map(|arm| arm.verdict.as_ref());
-    verdicts.map(|verdict| format!("{}: {verdict}", super::short(&comparison.command))).collect()
+    comparison.arms.iter().filter_map(|arm| arm.verdict.clone()).collect()
 }
 
 fn of_study(study: &Study) -> Vec<String> {
     let sentence = |error: crate::judge::KindError| {
         format!(
-            "Study {}: {} {} numbers of the paper are met with a geometric mean error of {} (the worst is off by {}).",
-            study.name,
+            "{} {} numbers of the paper are met with a geometric mean error of {} (the worst is off by {}).",
             error.judged,
             kind_word(error.kind),
             percent(error.geometric_mean),
