@@ -2,7 +2,8 @@
 //!
 //! A mutex has the three states of the futex algorithm (0 free, 1 taken, 2 taken and somebody may wait): a release in
 //! state 2 is a system call even if nobody waits any more. A woken thread competes with newcomers and takes the mutex
-//! in state 2. A kernel mutex is handed over in order of arrival, as Linux 3.2's rw-semaphore is to writers. Sources:
+//! in state 2. A kernel mutex is handed over in order of arrival, as Linux 3.2's rw-semaphore; readers of the
+//! mm semaphore (page faults) that wait next to each other are woken together. Sources:
 //! Drepper, Futexes Are Tricky, section 5; glibc 2.15 nptl; Linux 3.2 lib/rwsem.c.
 
 use super::thread::{After, List, Mode, Source, Step, WaitFor};
@@ -13,11 +14,24 @@ use muster_model::workload;
 use muster_model::{Account, CpuSet};
 use muster_policy::wakeup::{Wakeup, place};
 
+/// The futex word of a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// 0: nobody has it.
+    Free,
+    /// 1: somebody has it.
+    Taken,
+    /// 2: somebody has it and somebody may wait in the kernel.
+    Contended,
+}
+
 /// A lock.
 #[derive(Debug, Clone)]
 pub struct Lock {
     kind: workload::Lock,
-    state: u8,
+    word: Word,
+    /// Threads that share it; 0 while it is free or one thread has it alone.
+    readers: u32,
     /// Threads that spin, in order of arrival.
     spinners: List,
     /// Threads that are blocked, in order of arrival.
@@ -27,7 +41,7 @@ pub struct Lock {
 impl Lock {
     /// A free lock.
     pub fn new(kind: workload::Lock) -> Self {
-        Self { kind, state: 0, spinners: List::EMPTY, blocked: List::EMPTY }
+        Self { kind, word: Word::Free, readers: 0, spinners: List::EMPTY, blocked: List::EMPTY }
     }
 }
 
@@ -93,11 +107,59 @@ impl World {
 
     /// The fast path: takes a free lock.
     #[inline]
-    pub(crate) fn try_acquire(&mut self, l: u32, _t: u32) -> bool {
+    pub(crate) fn try_acquire(&mut self, l: u32) -> bool {
         let lock = &mut self.locks[l as usize];
-        let free = lock.state == 0;
-        lock.state |= u8::from(free);
-        free
+        if lock.word != Word::Free {
+            return false;
+        }
+        lock.word = Word::Taken;
+        true
+    }
+
+    /// Takes a kernel lock together with other readers, if no writer has it and nobody waits.
+    pub(crate) fn try_share(&mut self, l: u32) -> bool {
+        let lock = &mut self.locks[l as usize];
+        let may = lock.word == Word::Free || (lock.readers > 0 && lock.blocked.is_empty());
+        if may {
+            lock.word = Word::Taken;
+            lock.readers += 1;
+        }
+        may
+    }
+
+    /// Gives back a shared kernel lock; the last reader hands it over. Whether that takes time.
+    pub(crate) fn release_shared(&mut self, c: usize, t: u32, l: u32) -> bool {
+        let lock = &mut self.locks[l as usize];
+        lock.readers -= 1;
+        lock.readers == 0 && self.hand_over(c, t, l, Step::Fetch)
+    }
+
+    /// A kernel lock goes to the first waiter, or to all readers that wait in front of the next writer.
+    fn hand_over(&mut self, c: usize, t: u32, l: u32, then: Step) -> bool {
+        if self.locks[l as usize].blocked.is_empty() {
+            self.locks[l as usize].word = Word::Free;
+            return false;
+        }
+        loop {
+            let first = self.locks[l as usize].blocked.first();
+            if first == NONE {
+                break;
+            }
+            let shares = self.threads[first as usize].shares;
+            let lock = &mut self.locks[l as usize];
+            let alone = lock.readers == 0;
+            if !shares && !alone {
+                break;
+            }
+            lock.readers += u32::from(shares);
+            lock.blocked.pop(&self.threads);
+            self.add_to_wakes(t, first);
+            if !shares {
+                break;
+            }
+        }
+        self.call(c, t, 0, Source::Listed, then);
+        true
     }
 
     /// The lock is taken: spin or block, as its kind says.
@@ -157,8 +219,8 @@ impl World {
     /// A woken thread is back in user mode and tries again, leaving the mark that somebody may wait.
     pub(crate) fn retry(&mut self, c: usize, t: u32, l: u32) {
         let lock = &mut self.locks[l as usize];
-        if lock.state == 0 {
-            lock.state = 2;
+        if lock.word == Word::Free {
+            lock.word = Word::Contended;
             return self.fetch(c);
         }
         let price = self.prices.syscall + self.prices.block;
@@ -170,22 +232,15 @@ impl World {
         let lock = &mut self.locks[l as usize];
         if let Some(next) = lock.spinners.pop(&self.threads) {
             // The line goes to the first spinner; if that one has been preempted, the lock waits for it.
-            let has_state = if lock.blocked.is_empty() { 1 } else { 2 };
-            lock.state = has_state;
+            lock.word = if lock.blocked.is_empty() { Word::Taken } else { Word::Contended };
             self.grant(c, next);
             return false;
         }
         if lock.kind == workload::Lock::KernelMutex {
-            let Some(next) = lock.blocked.pop(&self.threads) else {
-                lock.state = 0;
-                return false;
-            };
-            self.add_to_wakes(t, next);
-            self.call(c, t, 0, Source::Listed, then);
-            return true;
+            return self.hand_over(c, t, l, then);
         }
-        let contended = lock.state == 2;
-        lock.state = 0;
+        let contended = lock.word == Word::Contended;
+        lock.word = Word::Free;
         if contended {
             self.call(c, t, self.prices.syscall + self.prices.futex_wake, Source::Mutex(l), then);
         }
@@ -220,8 +275,8 @@ impl World {
         let passed = match what {
             WaitFor::Mutex(l) => {
                 let lock = &mut self.locks[l as usize];
-                let free = lock.state == 0;
-                lock.state = 2;
+                let free = lock.word == Word::Free;
+                lock.word = Word::Contended;
                 if free {
                     return self.fetch(c);
                 }
@@ -229,13 +284,11 @@ impl World {
                 false
             }
             WaitFor::KernelMutex(l) => {
-                let lock = &mut self.locks[l as usize];
-                let free = lock.state == 0;
-                lock.state = 1;
-                if !free {
-                    lock.blocked.push(&mut self.threads, t);
+                let got = if self.threads[t as usize].shares { self.try_share(l) } else { self.try_acquire(l) };
+                if !got {
+                    self.locks[l as usize].blocked.push(&mut self.threads, t);
                 }
-                free
+                got
             }
             WaitFor::Permit(condition) => {
                 let condition = &mut self.conditions[condition as usize];
@@ -387,7 +440,7 @@ impl World {
             self.threads[next as usize].waits_for = WaitFor::Mutex(mutex);
             let lock = &mut self.locks[mutex as usize];
             lock.blocked.push(&mut self.threads, next);
-            lock.state = 2;
+            lock.word = Word::Contended;
         }
     }
 

@@ -183,6 +183,8 @@ pub struct Thread {
     pub waits_for: WaitFor,
     /// The generation of the barrier it waits at.
     pub generation: u32,
+    /// It waits for a kernel lock to share it with other readers.
+    pub shares: bool,
     /// Threads it is about to wake.
     pub wakes: List,
     /// What it does after its waking call.
@@ -210,6 +212,7 @@ impl Thread {
             after: After::Fetch,
             waits_for: WaitFor::Mutex(0),
             generation: 0,
+            shares: false,
             wakes: List::EMPTY,
             then: Step::Fetch,
         }
@@ -282,8 +285,20 @@ impl World {
                         self.threads[t].pc = to;
                     }
                 }
+                Op::Share(lock) => {
+                    if !self.try_share(lock) {
+                        self.threads[t].shares = true;
+                        return self.contend(c, t as u32, lock);
+                    }
+                }
+                Op::Unshare(lock) => {
+                    if self.release_shared(c, t as u32, lock) {
+                        return;
+                    }
+                }
                 Op::Acquire(lock) => {
-                    if !self.try_acquire(lock, t as u32) {
+                    self.threads[t].shares = false;
+                    if !self.try_acquire(lock) {
                         return self.contend(c, t as u32, lock);
                     }
                 }

@@ -25,6 +25,10 @@ pub enum Op {
     Acquire(u32),
     /// Gives it back.
     Release(u32),
+    /// Takes a kernel lock to share it with other readers.
+    Share(u32),
+    /// Gives it back.
+    Unshare(u32),
     /// Arrives at a futex barrier.
     Arrive(u32),
     /// Arrives at a condition-variable barrier whose mutex the thread holds.
@@ -171,9 +175,10 @@ impl Compiler<'_> {
                 self.emit(Op::Give { condition, count: count.resolve(self.threads) });
             }
             Phase::TouchMemory { pages } => {
-                let fault = [Op::Kernel(self.prices.page_fault)];
+                let mm = self.program.locks.len() as u32 - 1;
+                let fault = [Op::Share(mm), Op::Kernel(self.prices.page_fault), Op::Unshare(mm)];
                 self.repeat(clamp(*pages), place, |this| {
-                    this.with_mm(&fault);
+                    fault.iter().for_each(|&op| this.emit(op));
                     Ok(())
                 })?;
             }
