@@ -121,6 +121,11 @@ impl Sampler {
         sampler
     }
 
+    /// The few threads that were switched in most often between the last two full samples, busiest first.
+    pub fn busiest_threads(&self) -> &[u32] {
+        &self.schedstat.busiest
+    }
+
     /// The vCPUs whose counters are read.
     pub fn allowed(&self) -> CpuSet {
         self.allowed

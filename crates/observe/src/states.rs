@@ -3,6 +3,7 @@
 //! outside: a timer, a disk, a network, a person.
 
 use crate::sampler::monotonic_ns;
+use crate::tree::Tree;
 use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -51,19 +52,19 @@ pub struct StateLooks {
 }
 
 impl StateLooks {
-    /// Looks if it is time, and says when to come again. `threads` is asked for only if it is time.
-    pub fn look(&mut self, threads: impl Iterator<Item = u32>) -> u64 {
+    /// Looks if it is time, and says when to come again. Before a look `tree` is refreshed: a script's processes live
+    /// for milliseconds.
+    pub fn look(&mut self, tree: &mut Tree) -> u64 {
         let begin_ns = monotonic_ns();
         if begin_ns < self.due_ns {
             return self.due_ns;
         }
-        let threads: Vec<u32> = threads.take(MAX_THREADS + 1).collect();
-        if threads.len() <= MAX_THREADS {
-            // Threads that hand over to each other can each be asleep when it is looked at: nobody means nobody twice.
-            let runnable = match self.runnable(&threads) {
-                0 => self.runnable(&threads),
-                some => some,
-            };
+        // Threads that hand over to each other can each be asleep when it is looked at: nobody means nobody twice.
+        let runnable = match self.runnable(tree) {
+            Some(0) => self.runnable(tree),
+            some => some,
+        };
+        if let Some(runnable) = runnable {
             self.found.looks += 1;
             self.found.none += u64::from(runnable == 0);
             self.found.several += u64::from(runnable > 1);
@@ -81,10 +82,16 @@ impl StateLooks {
         self.found
     }
 
-    fn runnable(&mut self, threads: &[u32]) -> usize {
+    /// How many threads are runnable; `None` when they are too many to look at.
+    fn runnable(&mut self, tree: &mut Tree) -> Option<usize> {
+        tree.refresh();
+        let threads: Vec<u32> = tree.threads().take(MAX_THREADS + 1).collect();
+        if threads.len() > MAX_THREADS {
+            return None;
+        }
         let mut files = HashMap::with_capacity(threads.len());
         let mut runnable = 0;
-        for &tid in threads {
+        for tid in threads {
             let known = self.files.remove(&tid);
             let Some(file) = known.or_else(|| File::open(format!("/proc/{tid}/stat")).ok()) else { continue };
             let mut text = [0u8; 128];
@@ -94,7 +101,7 @@ impl StateLooks {
             }
         }
         self.files = files;
-        runnable
+        Some(runnable)
     }
 }
 
@@ -117,15 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn this_thread_runs_while_it_looks() {
+    fn this_process_runs_while_it_looks() {
         let mut looks = StateLooks::default();
-        // SAFETY: gettid takes nothing and cannot fail.
-        let me = unsafe { libc::gettid() } as u32;
-        let due_ns = looks.look([me].into_iter());
+        let mut tree = Tree::new(std::process::id(), None).unwrap();
+        let due_ns = looks.look(&mut tree);
         assert!(due_ns > monotonic_ns());
-        assert_eq!(looks.found(), Looks { looks: 1, none: 0, several: 0 });
-        looks.look([me].into_iter());
-        assert_eq!(looks.found().looks, 1, "not due yet");
+        let found = looks.found();
+        assert_eq!((found.looks, found.none), (1, 0));
+        looks.look(&mut tree);
+        assert_eq!(looks.found(), found, "not due yet");
     }
 
     #[test]

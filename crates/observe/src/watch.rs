@@ -175,7 +175,7 @@ impl Watcher {
 
     /// Does what is due, and says when to come again.
     fn work(&mut self) -> u64 {
-        let look_due_ns = self.looks.look(self.sampler.tree().threads());
+        let look_due_ns = self.looks.look(self.sampler.tree_mut());
         let begin_ns = monotonic_ns();
         if begin_ns >= self.period_due_ns {
             self.end_period();
@@ -301,6 +301,7 @@ struct Wakes {
     missing: Vec<String>,
     calibration: Option<crate::bpf::RunTimes>,
     windows: Option<Windows>,
+    windows_opened: u32,
     attached_since_ns: Option<u64>,
     attached_ns: u64,
     due_ns: u64,
@@ -309,6 +310,9 @@ struct Wakes {
 /// The first window: it measures the rate and the price of tracepoints.
 #[cfg(feature = "bpf")]
 const FIRST_WINDOW_NS: u64 = 10_000_000;
+/// In so many windows the price is measured: a program that has just begun is colder than it will be.
+#[cfg(feature = "bpf")]
+const CALIBRATED_WINDOWS: u32 = 4;
 /// What the answer loses without BPF.
 const WITHOUT_BPF: &str =
     "who wakes whom, how long wake-ups take in the program itself and how long threads sleep is not seen";
@@ -325,7 +329,16 @@ impl Wakes {
             Err(why) => (None, vec![format!("BPF ({why}): {WITHOUT_BPF}")]),
         };
         let due_ns = if tracer.is_some() { monotonic_ns() + FIRST_WINDOW_NS } else { u64::MAX };
-        Self { tracer, missing, calibration: None, windows: None, attached_since_ns: None, attached_ns: 0, due_ns }
+        Self {
+            tracer,
+            missing,
+            calibration: None,
+            windows: None,
+            windows_opened: 0,
+            attached_since_ns: None,
+            attached_ns: 0,
+            due_ns,
+        }
     }
 
     /// Opens or closes a window if it is time, and says when to come again.
@@ -347,11 +360,12 @@ impl Wakes {
 
     fn open_window(&mut self, tree: &Tree) -> Result<(), crate::bpf::BpfError> {
         let Some(tracer) = &mut self.tracer else { return Ok(()) };
-        if self.windows.is_none() {
+        if self.windows_opened < CALIBRATED_WINDOWS {
             self.calibration = crate::bpf::RunTimes::keep();
         }
         tracer.watch(tree.processes().map(|process| process.id))?;
         tracer.attach()?;
+        self.windows_opened += 1;
         let now_ns = monotonic_ns();
         self.attached_since_ns = Some(now_ns);
         self.due_ns = now_ns + self.windows.map_or(FIRST_WINDOW_NS, |windows| windows.window_ns);

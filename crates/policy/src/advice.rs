@@ -13,6 +13,8 @@ pub struct Situation<'a> {
     pub periods: &'a [(f64, WakeSignals)],
     /// What waking costs; `None` on a machine where that cannot be told.
     pub prices: Option<Prices>,
+    /// Wake-ups of idle vCPUs that were seen in the program itself, and their mean latency.
+    pub idle_wakes: Option<(u64, f64)>,
     /// The guest's halt polling; `None` where it has no haltpoll.
     pub guest_halt_poll_ns: Option<u64>,
     /// Who woke whom, most frequent first, where that was seen.
@@ -68,6 +70,10 @@ const FEW_HALTS: f64 = 500.0;
 const QUIET: f64 = 0.1;
 /// From this share of the vCPUs' time in polling idle, the guest polls in earnest.
 const POLLS: f64 = 0.05;
+/// So many wake-ups give a mean worth having.
+const ENOUGH_WAKES: u64 = 200;
+/// A wake-up in a program costs up to this many times what it costs the probe.
+const FAR_ABOVE: f64 = 4.0;
 /// A thread belongs to whoever causes this share of its wake-ups.
 const STRONG: f64 = 0.1;
 
@@ -131,13 +137,25 @@ fn silent(remedy: &str, because: &str) -> Prediction {
 
 /// What the signals must hold for a prediction about waking: prices and means, or the reason why there is none.
 fn basis(situation: &Situation) -> Result<(Prices, Means), &'static str> {
-    let prices = situation.prices.ok_or("what waking a thread costs here is not known: run `muster probe`")?;
+    let prices = prices(situation).ok_or("what waking a thread costs here is not known: run `muster probe`")?;
     let means = Means::of(situation.periods).ok_or("halts were not counted (no cpuidle driver, or too short a run)")?;
     if means.vcpus < 2 {
         Err("the program may use one vCPU only, so no other vCPU is woken")
     } else {
         Ok((prices, means))
     }
+}
+
+/// The prices, with that of a halted vCPU as it is in the program itself where it was seen often enough: its caches are
+/// colder than the probe's, and the host is as busy as it is. A mean far above the probe's is that of a few long waits.
+pub fn prices(situation: &Situation) -> Option<Prices> {
+    let probed = situation.prices?;
+    let halts = probed.wake_halted_ns;
+    let seen = situation.idle_wakes.filter(|(count, _)| *count >= ENOUGH_WAKES && halts > 0.0);
+    Some(Prices {
+        wake_halted_ns: seen.map_or(halts, |(_, mean_ns)| mean_ns.clamp(halts, FAR_ABOVE * halts)),
+        ..probed
+    })
 }
 
 fn numbers(remedy: &str, gain: Gain, because: String, command: Option<String>) -> Prediction {
@@ -330,7 +348,7 @@ fn memory(situation: &Situation) -> Prediction {
 /// The answer in sentences, the most important first. `advice` is that of [`advise`].
 pub fn findings(situation: &Situation, advice: &[Prediction]) -> Vec<String> {
     let mut sentences = Vec::new();
-    if let (Some(means), Some(prices)) = (Means::of(situation.periods), situation.prices) {
+    if let (Some(means), Some(prices)) = (Means::of(situation.periods), prices(situation)) {
         sentences.push(about_waking(&means, &prices));
     }
     sentences.push(about_remedies(advice));
@@ -456,6 +474,7 @@ mod tests {
         Situation {
             periods,
             prices: Some(PRICES),
+            idle_wakes: None,
             guest_halt_poll_ns: Some(0),
             pairs: None,
             clock: Clock { source: "tsc".into(), leaves_guest: false, better: None },
@@ -526,6 +545,19 @@ mod tests {
         assert!(of(&advise(&situation(&single)), "consolidate").because.contains("one vCPU"));
         let old_guest = advise(&Situation { guest_halt_poll_ns: None, ..situation(&periods) });
         assert!(of(&old_guest, "poll").because.contains("no haltpoll"));
+    }
+
+    #[test]
+    fn what_a_wake_up_costs_in_the_program_counts() {
+        let periods = [(1.0, signals(0.7, 10e3))];
+        let halted_ns = |idle_wakes| prices(&Situation { idle_wakes, ..situation(&periods) }).unwrap().wake_halted_ns;
+        assert_eq!(halted_ns(None), 22_500.0);
+        assert_eq!(halted_ns(Some((10, 60_000.0))), 22_500.0, "too few");
+        assert_eq!(halted_ns(Some((1000, 60_000.0))), 60_000.0);
+        assert_eq!(halted_ns(Some((1000, 5e9))), 90_000.0);
+        let speed =
+            |idle_wakes| of(&advise(&Situation { idle_wakes, ..situation(&periods) }), "consolidate").speed.unwrap();
+        assert!(speed(Some((1000, 60_000.0))).value > 1.5 * speed(None).value);
     }
 
     #[test]

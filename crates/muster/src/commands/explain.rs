@@ -159,6 +159,10 @@ fn explain(seen: &Observation, profile: &Profile, target: &str) -> Explanation {
     let situation = Situation {
         periods: &periods,
         prices: Prices::from_profile(profile),
+        idle_wakes: seen.wakes.as_ref().and_then(|wakes| {
+            let idle = wakes.totals.idle_cpu;
+            Some((idle.count, idle.mean_ns()?))
+        }),
         guest_halt_poll_ns: seen.settings.guest_halt_poll_ns,
         pairs: seen.wakes.as_ref().map(|wakes| wakes.pairs.as_slice()),
         clock: clock(seen),
