@@ -7,14 +7,15 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// Every cgroup of ours is named so, and no other one is ever removed.
 const PREFIX: &str = "muster-";
-/// Members may fork while they are being moved, and dying ones cannot be moved, so moving and removing are tried until
-/// both are done.
-const MAX_TRIES: u32 = 2000;
-const PAUSE: Duration = Duration::from_millis(5);
+/// Members may fork while they are being moved, and dying ones stay until they are dead, so moving and removing go on
+/// until both are done, or this has passed.
+const PATIENCE: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// The version of the cgroup hierarchy that `path` is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,29 +63,26 @@ pub(super) fn undo(path: &Path, home: &Path, moved: &HashMap<Thread, PathBuf>, m
     if mode == Mode::DryRun {
         return Ok(Outcome::Restored);
     }
+    let start = Instant::now();
     let mut why = String::new();
-    for _ in 0..MAX_TRIES {
+    while start.elapsed() < PATIENCE {
         match fs::remove_dir(path) {
             Ok(()) => return Ok(Outcome::Restored),
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => why = error.to_string(),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => {}
             Err(error) => return Err(error),
         }
         match send_home(path, home, moved, version) {
             Ok(0) => {
                 if let Some(child) = children(path)?.first() {
-                    return Ok(Outcome::Failed(format!(
-                        "it has a cgroup that muster did not make: {}",
-                        child.display()
-                    )));
+                    let why = format!("it has a cgroup that muster did not make: {}", child.display());
+                    return Ok(Outcome::Failed(why));
                 }
-                std::thread::sleep(PAUSE);
             }
-            Ok(_) => {}
-            Err(error) => {
-                why = error.to_string();
-                std::thread::sleep(PAUSE);
-            }
+            // The kernel takes the order to move a dying member and leaves it where it is.
+            Ok(count) => why = format!("{count} members are still dying"),
+            Err(error) => why = error.to_string(),
         }
+        sleep(PAUSE);
     }
     Ok(Outcome::Failed(format!("its members could not be moved away: {why}")))
 }
