@@ -6,14 +6,10 @@ use muster_model::CpuSet;
 use muster_observe::tree::{self, Tree};
 use muster_undo::{Change, CpuMask, EntryId, Journal, Process, Thread, system};
 use std::collections::HashMap;
-use std::fs;
 
 /// A scan of threads is repeated until it finds nothing to change, at most this often: a program that starts threads
 /// faster than this sets masks catches up at the next decision.
 const SCANS: usize = 4;
-
-/// Threads looked at when spreading; more take longer than they gain.
-const MOST_SPREAD: usize = 64;
 
 /// How a program is kept on a set of vCPUs, and what that has changed.
 #[derive(Debug)]
@@ -24,6 +20,8 @@ pub struct Placement {
     applied: Vec<CpuSet>,
     /// Masks of threads that had one of their own.
     own: HashMap<Thread, CpuSet>,
+    /// Threads pinned to be spread, and what they may use again.
+    pinned: Vec<(u32, CpuSet)>,
 }
 
 impl Placement {
@@ -38,7 +36,7 @@ impl Placement {
         let root = Process::of(root).map_err(|_| Error::NoProcess(root))?;
         let cgroups = group.iter().map(ProgramCgroup::folder).collect();
         let family = journal.record(&Change::Family { marker, root: Some(root), cgroups, before: mask(&before) })?;
-        Ok(Self { group, family, before, applied: Vec::new(), own: HashMap::new() })
+        Ok(Self { group, family, before, applied: Vec::new(), own: HashMap::new(), pinned: Vec::new() })
     }
 
     /// Restricts the program to `active`.
@@ -106,24 +104,31 @@ impl Placement {
         Ok(())
     }
 
-    /// Spreads runnable threads that share a vCPU over `active`, by pinning each for a moment: the kernel's own
-    /// balancing takes tens of milliseconds. A thread with a mask of its own is left alone.
-    pub fn spread(&mut self, journal: &Journal, tree: &Tree, active: &CpuSet) -> Result<(), Error> {
-        let runnable: Vec<(u32, usize)> = tree.threads().take(MOST_SPREAD).filter_map(runnable_on).collect();
-        let mut load: HashMap<usize, usize> = active.iter().map(|cpu| (cpu, 0)).collect();
+    /// Spreads the threads `crowd`, busiest first, over `active` by pinning each until [`Placement::let_go`]: left to
+    /// itself the kernel keeps threads that wake each other on one vCPU long after they may use more. Threads with a
+    /// mask of their own are left alone.
+    pub fn spread(&mut self, journal: &Journal, tree: &Tree, crowd: &[u32], active: &CpuSet) -> Result<(), Error> {
+        self.let_go();
         self.record_members(journal, tree)?;
-        for (tid, cpu) in runnable {
-            let lightest =
-                load.iter().min_by_key(|&(&other, &count)| (count, other != cpu, other)).map(|(&cpu, _)| cpu);
-            let Some(lightest) = lightest else { break };
-            *load.entry(lightest).or_default() += 1;
-            if lightest != cpu && system::affinity(tid).is_ok_and(|own| own == mask(active)) {
-                self.record_applied(journal, &CpuSet::single(lightest))?;
-                let moved = system::set_affinity(tid, &mask(&CpuSet::single(lightest)));
-                let _gone_or_given_back = moved.and_then(|()| system::set_affinity(tid, &mask(active)));
+        let everywhere = mask(active);
+        let seats: Vec<usize> = active.iter().collect();
+        for (&tid, &cpu) in crowd.iter().zip(seats.iter().cycle()) {
+            let seat = CpuSet::single(cpu);
+            if system::affinity(tid).is_ok_and(|own| own == everywhere) {
+                self.record_applied(journal, &seat)?;
+                if system::set_affinity(tid, &mask(&seat)).is_ok() {
+                    self.pinned.push((tid, *active));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Gives the threads that were spread the whole set back.
+    pub fn let_go(&mut self) {
+        for (tid, active) in self.pinned.drain(..) {
+            let _ended_meanwhile = system::set_affinity(tid, &mask(&active));
+        }
     }
 }
 
@@ -136,13 +141,4 @@ fn within(own: &CpuSet, active: &CpuSet) -> CpuSet {
 /// A set of vCPUs as the journal writes it.
 pub fn mask(set: &CpuSet) -> CpuMask {
     set.iter().collect()
-}
-
-/// A thread that runs or waits for a vCPU, and which vCPU (proc_pid_stat(5), fields 3 and 39).
-fn runnable_on(tid: u32) -> Option<(u32, usize)> {
-    let text = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
-    let mut fields = text[text.rfind(')')? + 1..].split_ascii_whitespace();
-    let state = fields.next()?;
-    let cpu = fields.nth(35)?.parse().ok()?;
-    (state == "R").then_some((tid, cpu))
 }

@@ -191,8 +191,8 @@ impl<'a> Session<'a> {
             sampler: Sampler::new(tree, allowed, &cgroup),
             placement,
             idle: Idle::untouched(),
+            decision: first(&decider, allowed),
             decider,
-            decision: untouched(allowed),
             trace: trace.transpose()?,
             signals,
             summary: Summary::default(),
@@ -236,6 +236,7 @@ impl<'a> Session<'a> {
 
     /// Takes in the period that has just ended; returns when the next one began.
     fn period(&mut self, now_ns: u64) -> Result<u64, Error> {
+        self.placement.let_go();
         self.refresh(now_ns);
         *self.summary.time_by_setting_ns.entry(setting(&self.decision)).or_default() += self.decision.next_period_ns;
         let detail = match self.decision.wanted {
@@ -299,7 +300,8 @@ impl<'a> Session<'a> {
             self.sampler.tree_mut().exclude(helper);
         }
         if decision.spread {
-            self.placement.spread(self.journal, self.sampler.tree(), &decision.active)?;
+            let crowd = self.sampler.busiest_threads();
+            self.placement.spread(self.journal, self.sampler.tree(), crowd, &decision.active)?;
         }
         Ok(())
     }
@@ -337,6 +339,14 @@ fn untouched(allowed: CpuSet) -> Decision {
         next_period_ns: FIXED_PERIOD_NS,
         wanted: Wanted::Signals,
         why: Reason::Watching,
+    }
+}
+
+/// What is in force at the beginning.
+fn first(decider: &Decider, allowed: CpuSet) -> Decision {
+    match decider {
+        Decider::Controller(controller) => controller.first(),
+        Decider::Fixed(_) => untouched(allowed),
     }
 }
 

@@ -54,26 +54,30 @@ const ROOMY: f64 = 0.7;
 /// Idle entries below this rate are the machine's own.
 const HALTS_FLOOR: f64 = 500.0;
 
-/// The settings worth a trial, given what the program does under the wide setting `under`; the most promising first.
+/// The settings worth a trial, given what the program does under the wide setting `under`; wide ones first, because
+/// threads that were kept together stay together for a while.
 pub fn candidates(config: &Config, under: Arm, rates: &Rates) -> Vec<Arm> {
     let mut arms = Vec::new();
+    if under == Arm::Base && config.objective != Objective::Cost && rates.halts > HALTS_FLOOR {
+        arms.extend(not_halting(config, rates));
+    }
     if let Some(vcpus) = worth_narrowing(config, under, rates) {
         arms.push(Arm::Narrow { vcpus });
         // The prediction takes all work to fit together; where there is room, the trial also sees what it does not.
         arms.extend(narrow(config, 2 * vcpus));
     }
-    if under == Arm::Base && config.objective != Objective::Cost && rates.halts > HALTS_FLOOR {
-        arms.extend(not_halting(config, rates));
-    }
     arms
 }
 
-/// The next wider and narrower settings that a program held on `vcpus` of its vCPUs may need by now.
-pub fn neighbours(config: &Config, vcpus: u32, rates: &Rates) -> impl Iterator<Item = Arm> {
+/// What a program held on `vcpus` of its vCPUs may need instead by now: the wide setting it came from, one that keeps
+/// vCPUs from halting, or a vCPU more or less.
+pub fn instead_of_narrow(config: &Config, vcpus: u32, floor: Arm, rates: &Rates) -> Vec<Arm> {
     let is_full = rates.cpu > FULL * f64::from(vcpus);
     let has_room = vcpus > 1 && rates.cpu < ROOMY * f64::from(vcpus - 1);
     let wider = is_full.then(|| narrow(config, vcpus + 1)).flatten();
-    wider.into_iter().chain(has_room.then_some(Arm::Narrow { vcpus: vcpus - 1 }))
+    let awake = permitted_not_halting(config).filter(|_| floor == Arm::Base && config.objective != Objective::Cost);
+    let narrower = has_room.then_some(Arm::Narrow { vcpus: vcpus - 1 });
+    [Some(floor), awake, wider, narrower].into_iter().flatten().collect()
 }
 
 /// `vcpus` of the program's vCPUs, if that is fewer than all.
@@ -92,26 +96,37 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
         return None;
     }
     let gain = consolidation_gain(&signals(config, rates), &config.prices)?;
-    // Where threads work in turn a wake-up may cost the program far more than the probe measured: a trial is cheap.
-    let in_turn = rates.cpu <= IN_TURN && rates.halts > HALTS_WORTH_TRYING && gain.vcpus == 1;
-    let is_faster = gain.speed.value > WORTH_TRYING || in_turn;
+    let is_faster = gain.speed.value > WORTH_TRYING || (is_in_turn(rates) && gain.vcpus == 1);
     let is_cheaper =
         config.objective == Objective::Cost && gain.cpu_per_work.value < CHEAP_ENOUGH && gain.speed.value > 1.0;
     (is_faster || is_cheaper).then_some(gain.vcpus)
 }
 
-/// Polling where the guest can be told to, else pause loops.
-fn not_halting(config: &Config, rates: &Rates) -> Option<Arm> {
-    let signals = signals(config, rates);
-    let (arm, gain) = if config.permitted.poll && config.guest_halt_poll_ns == 0 {
-        (Arm::Poll, poll_gain(&signals, &config.prices, POLL_LIMIT_NS)?)
-    } else if config.permitted.awake {
-        (Arm::Awake, awake_gain(&signals, &config.prices)?)
+/// Polling where the guest can be told to and does not already, else pause loops.
+fn permitted_not_halting(config: &Config) -> Option<Arm> {
+    if config.permitted.poll && config.guest_halt_poll_ns == 0 {
+        Some(Arm::Poll)
     } else {
-        return None;
+        config.permitted.awake.then_some(Arm::Awake)
+    }
+}
+
+/// The setting that keeps vCPUs from halting, if the program has enough of that to gain.
+fn not_halting(config: &Config, rates: &Rates) -> Option<Arm> {
+    let arm = permitted_not_halting(config)?;
+    let signals = signals(config, rates);
+    let gain = match arm {
+        Arm::Poll => poll_gain(&signals, &config.prices, POLL_LIMIT_NS)?,
+        _ => awake_gain(&signals, &config.prices)?,
     };
     let worth = if config.objective == Objective::Tail { 1.0 } else { WORTH_TRYING };
-    (gain.speed.value > worth).then_some(arm)
+    (gain.speed.value > worth || is_in_turn(rates)).then_some(arm)
+}
+
+/// Whether the program's threads may work in turn and wait for each other's wake-ups: then waking may cost it far more
+/// than the probe measured, and a trial is cheap.
+fn is_in_turn(rates: &Rates) -> bool {
+    rates.cpu <= IN_TURN && rates.halts > HALTS_WORTH_TRYING
 }
 
 fn signals(config: &Config, rates: &Rates) -> WakeSignals {

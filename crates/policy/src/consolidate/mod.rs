@@ -132,8 +132,8 @@ pub struct Decision {
     pub groups: Vec<Group>,
     /// What idle vCPUs of `active` do.
     pub idle: IdleMode,
-    /// Whether runnable threads that share a vCPU are to be spread over `active` now: a scheduler's own balancing takes
-    /// tens of milliseconds.
+    /// Whether the program's busiest threads are to be kept apart on `active` for this period: a scheduler leaves threads
+    /// that wake each other together for tens of milliseconds after they may use more vCPUs.
     pub spread: bool,
     /// Length of the next period.
     pub next_period_ns: u64,
@@ -215,6 +215,11 @@ impl Controller {
     /// A controller that has seen nothing yet and has changed nothing.
     pub fn new(config: Config) -> Self {
         Self { config, state: State::watching(0), arm: Arm::Base, floor: Arm::Base, hold_ns: HOLD_NS.0, learned: None }
+    }
+
+    /// What to do until the first period ends: nothing, and then tell.
+    pub fn first(&self) -> Decision {
+        self.decide(PERIOD_NS, Wanted::Everything, Reason::Watching)
     }
 
     /// Takes in one period and decides the next.
@@ -374,7 +379,7 @@ impl Controller {
     /// A verdict has stood long enough: measure the alternatives again.
     fn look_again(&mut self, now_ns: u64, rates: Rates) -> Decision {
         let alternatives = match self.arm {
-            Arm::Narrow { vcpus } => choose::neighbours(&self.config, vcpus, &rates).chain([self.floor]).collect(),
+            Arm::Narrow { vcpus } => choose::instead_of_narrow(&self.config, vcpus, self.floor, &rates),
             // Pause loops hide what the program would do without them.
             Arm::Awake => vec![Arm::Base],
             arm => candidates(&self.config, arm, &rates),

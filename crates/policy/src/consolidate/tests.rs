@@ -62,7 +62,7 @@ struct World {
 impl World {
     fn new(config: Config) -> Self {
         let controller = Controller::new(config);
-        let decision = controller.decide(PERIOD_NS, Wanted::Signals, Reason::Watching);
+        let decision = controller.first();
         Self { controller, decision, now_ns: 0, time_by_arm_ns: Vec::new() }
     }
 
