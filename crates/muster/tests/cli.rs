@@ -67,3 +67,16 @@ fn every_command_has_its_page() {
         assert!(index.contains(&format!("({page})")), "docs/README.md links {page}");
     }
 }
+
+#[test]
+fn every_link_of_the_book_leads_somewhere() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for page in ["README.md", "CONTRIBUTING.md", "docs/README.md"] {
+        let text = std::fs::read_to_string(root.join(page)).expect("a readable page");
+        let folder = root.join(page).parent().expect("a page lies in a folder").to_owned();
+        let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        for link in links.filter(|link| !link.is_empty() && !link.contains("://")) {
+            assert!(folder.join(link).exists(), "{page} links {link}");
+        }
+    }
+}
