@@ -28,6 +28,8 @@ enum Command {
     Probe(commands::probe::Args),
     Report(commands::report::Args),
     Run(commands::run::Args),
+    Sim(commands::sim::Args),
+    Study(commands::study::Args),
     Undo(commands::undo::Args),
 }
 
@@ -48,6 +50,8 @@ fn main() -> ExitCode {
         Command::Probe(args) => commands::probe::run(args),
         Command::Report(args) => commands::report::run(args),
         Command::Run(args) => commands::run::run(args),
+        Command::Sim(args) => commands::sim::run(args),
+        Command::Study(args) => commands::study::run(args),
         Command::Undo(args) => commands::undo::run(args),
     };
     exit_code(outcome)

@@ -7,4 +7,6 @@ pub mod pause_loops;
 pub mod probe;
 pub mod report;
 pub mod run;
+pub mod sim;
+pub mod study;
 pub mod undo;

@@ -1,0 +1,75 @@
+//! `muster sim` and `muster study` on good and bad input.
+
+use assert_cmd::Command;
+use predicates::str::contains;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+const EXPERIMENT: &str = "machine = 'm.toml'\nworkload = 'w.json'\nenvironment = 'virtual'\ncores = 2\n";
+const WORKLOAD: &str = r#"{"name":"w","groups":[{"name":"g","count":"threads","phases":[{"run":{"ns":1000000}}]}]}"#;
+
+fn muster() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_muster"))
+}
+
+fn world(experiment: &str, workload: &str) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines/gleaner-r720.toml");
+    fs::copy(machine, dir.path().join("m.toml")).unwrap();
+    fs::write(dir.path().join("e.toml"), experiment).unwrap();
+    fs::write(dir.path().join("w.json"), workload).unwrap();
+    dir
+}
+
+#[test]
+fn sim_prints_a_ledger_and_writes_a_timeline() {
+    let dir = world(EXPERIMENT, WORKLOAD);
+    let file = dir.path().join("e.toml");
+    let trace = dir.path().join("trace.json");
+    muster().arg("sim").arg(&file).assert().success().stdout(contains("user")).stdout(contains("simulated time"));
+    let output = muster().arg("sim").arg(&file).arg("--json").arg("--timeline").arg(&trace).output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["wall_s"].as_f64().unwrap() >= 0.001);
+    let events: serde_json::Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
+    assert!(events.as_array().unwrap().len() > 2);
+}
+
+#[test]
+fn bad_input_exits_2_and_says_what_is_allowed() {
+    let cases = [
+        (EXPERIMENT.replace("cores = 2", "cores = 0"), WORKLOAD.to_owned(), "cores: found 0"),
+        (EXPERIMENT.replace("cores = 2", "cores = 99"), WORKLOAD.to_owned(), "1 to 16"),
+        (EXPERIMENT.replace("virtual", "cloud"), WORKLOAD.to_owned(), "unknown variant `cloud`"),
+        (EXPERIMENT.replace("w.json", "missing.json"), WORKLOAD.to_owned(), "missing.json"),
+        (EXPERIMENT.to_owned(), WORKLOAD.replace("\"threads\"", "0"), "0 threads"),
+        (EXPERIMENT.to_owned(), WORKLOAD.replace("run", "walk"), "unknown variant `walk`"),
+        (EXPERIMENT.to_owned(), WORKLOAD.replace("{\"ns\":1000000}", "{\"ns\":-1}"), "nanoseconds"),
+        (EXPERIMENT.to_owned(), "{".to_owned(), "w.json, line 1"),
+    ];
+    for (experiment, workload, wanted) in cases {
+        let dir = world(&experiment, &workload);
+        muster().arg("sim").arg(dir.path().join("e.toml")).assert().code(2).stderr(contains(wanted));
+    }
+}
+
+#[test]
+fn study_refuses_unknown_names() {
+    muster().args(["study", "cerberus"]).assert().code(2).stderr(contains("gleaner"));
+    muster().args(["study", "gleaner", "--only", "Figure 9"]).assert().code(2).stderr(contains("Figure 4"));
+    muster().args(["study", "gleaner", "--scale", "0"]).assert().code(2).stderr(contains("above 0"));
+}
+
+#[test]
+fn study_prints_one_object_a_number() {
+    let args = ["study", "gleaner", "--only", "Table 1", "--scale", "0.02", "--json"];
+    let output = muster().args(args).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 6);
+    for line in text.lines() {
+        let number: serde_json::Value = serde_json::from_str(line).unwrap();
+        let fields = ["study", "figure", "row", "column", "unit", "paper", "kind", "simulated", "error"];
+        assert_eq!(number.as_object().unwrap().len(), fields.len());
+        assert!(fields.iter().all(|field| number.get(field).is_some()), "{line}");
+    }
+}
