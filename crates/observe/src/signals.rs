@@ -18,6 +18,7 @@ pub fn signals(seen: &Observation) -> Vec<Signal> {
     tell("CPU rate of the program", cpus(seen.usage.cpu_ns), "CPUs");
     tell("... in user mode", cpus(seen.usage.user_ns), "CPUs");
     tell("CPU rate of others", cpus(others_ns(seen)), "CPUs");
+    tell("... muster itself among them", cpus(seen.own_ns), "CPUs");
     tell("halts", seen.sum(|facts| facts.idle_entries).map(|count| count as f64 / sampled_s), "1/s");
     tell("polling idle", seen.sum(|facts| facts.poll_ns).map(|time_ns| time_ns as f64 / 1e9 / sampled_s), "CPUs");
     tell("switch-ins", seen.sum(|facts| facts.switches).map(|count| count as f64 / sampled_s), "1/s");

@@ -59,6 +59,8 @@ pub struct Observation {
     pub wall_ns: u64,
     /// The vCPUs it could use.
     pub allowed: CpuSet,
+    /// CPU time of muster itself.
+    pub own_ns: u64,
     /// What the program used in that time.
     pub usage: Usage,
     /// The same in periods.
@@ -91,14 +93,20 @@ const PERIOD_BUDGET: f64 = 0.005;
 pub struct Before {
     allowed: CpuSet,
     counters: Counters,
+    own_ns: u64,
     now_ns: u64,
+}
+
+/// CPU time that this process has used.
+fn own_ns() -> u64 {
+    crate::sampler::process_cpu_ns(std::process::id()).unwrap_or(0)
 }
 
 impl Before {
     /// Reads them; to be called just before attaching to `process`, or before this process starts a program of its own.
     pub fn read(process: Option<u32>) -> Self {
-        let allowed = affinity(process.and_then(|process| Pid::from_raw(process as i32)));
-        Self { allowed, counters: Counters::read(&allowed), now_ns: monotonic_ns() }
+        let allowed = affinity(process.and_then(pid_of));
+        Self { allowed, counters: Counters::read(&allowed), own_ns: own_ns(), now_ns: monotonic_ns() }
     }
 }
 
@@ -109,7 +117,7 @@ impl Before {
 /// When there is no such process.
 pub fn watch(root: u32, is_new: bool, before: Before, options: &Options) -> Result<Observation, WatchError> {
     let tree = Tree::new(root, None).ok_or(WatchError::NoSuchProcess(root))?;
-    let pid = Pid::from_raw(root as i32).ok_or(WatchError::NoSuchProcess(root))?;
+    let pid = pid_of(root).ok_or(WatchError::NoSuchProcess(root))?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).map_err(|source| WatchError::Pidfd { pid: root, source })?;
     let mut watcher = Watcher::new(tree, is_new, &before);
     let mut wakes = Wakes::open(options);
@@ -122,6 +130,11 @@ pub fn watch(root: u32, is_new: bool, before: Before, options: &Options) -> Resu
     }
     let (wakes, channels_missing) = wakes.finish();
     Ok(watcher.finish(before, wakes, channels_missing))
+}
+
+/// A process number as the kernel takes it; `None` for 0 and what no process can have.
+fn pid_of(number: u32) -> Option<Pid> {
+    i32::try_from(number).ok().and_then(Pid::from_raw)
 }
 
 /// Sleeps until `until_ns`; true when the process ended meanwhile. A signal to us ends the sleep.
@@ -221,6 +234,7 @@ impl Watcher {
         let mut observation = Observation {
             wall_ns,
             allowed: self.allowed,
+            own_ns: own_ns().saturating_sub(before.own_ns),
             usage: self.last.since(&self.first),
             periods: self.periods,
             unfinished,
@@ -462,7 +476,9 @@ mod tests {
     #[test]
     fn no_such_process_is_an_error() {
         let stop = AtomicBool::new(false);
-        let error = watch(u32::MAX / 2, false, Before::read(None), &options(&stop, None)).unwrap_err();
-        assert!(error.to_string().contains("no process has the number"), "{error}");
+        for nobody in [0, 1 << 30, u32::MAX] {
+            let error = watch(nobody, false, Before::read(Some(nobody)), &options(&stop, None)).unwrap_err();
+            assert!(error.to_string().contains("no process has the number"), "{error}");
+        }
     }
 }
