@@ -256,9 +256,9 @@ impl<'a> Session<'a> {
         Ok(monotonic_ns())
     }
 
-    /// Looks for new processes and threads, at a bounded share of the time.
+    /// Looks for new processes and threads: before everything is to be told, else at a bounded share of the time.
     fn refresh(&mut self, now_ns: u64) {
-        if now_ns < self.next_refresh_ns {
+        if now_ns < self.next_refresh_ns && self.decision.wanted == Wanted::Signals {
             return;
         }
         let before_ns = monotonic_ns();

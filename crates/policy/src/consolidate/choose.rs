@@ -40,7 +40,7 @@ const CHEAP_ENOUGH: f64 = 0.8;
 /// Under polling idle the idle signals promise nothing; hand-overs this frequent are worth a look.
 const POLLS_WORTH_TRYING: f64 = 5_000.0;
 /// The same for halts.
-const HALTS_WORTH_TRYING: f64 = 1_000.0;
+const HALTS_WORTH_TRYING: f64 = 3_000.0;
 /// Up to this CPU rate a program under polling idle may be one whose threads work in turn.
 const IN_TURN: f64 = 1.15;
 /// A setting must be better than the one found by this factor to be preferred.
@@ -52,7 +52,7 @@ const FULL: f64 = 0.9;
 /// A held program that would use less than this share of fewer vCPUs may do with fewer.
 const ROOMY: f64 = 0.7;
 /// Idle entries below this rate are the machine's own.
-const HALTS_FLOOR: f64 = 500.0;
+const HALTS_FLOOR: f64 = 1_000.0;
 
 /// The settings worth a trial, given what the program does under the wide setting `under`; wide ones first, because
 /// threads that were kept together stay together for a while.

@@ -195,7 +195,7 @@ struct Trial {
 enum State {
     Watching { clear: u32, calm: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
     Trying(Trial),
-    Holding { accepted: Option<Rates>, until_ns: u64, changed: u32 },
+    Holding { first: bool, accepted: Option<Rates>, until_ns: u64, changed: u32 },
 }
 
 /// The controller: one per program.
@@ -230,7 +230,9 @@ impl Controller {
                 self.watch(facts, rates, clear, calm, quiet_until_ns, at_verdict)
             }
             State::Trying(trial) => self.measure(facts, rates, trial),
-            State::Holding { accepted, until_ns, changed } => self.hold(facts, rates, accepted, until_ns, changed),
+            State::Holding { first, accepted, until_ns, changed } => {
+                self.hold(facts, rates, first, accepted, until_ns, changed)
+            }
         }
     }
 
@@ -245,7 +247,10 @@ impl Controller {
         at_verdict: Option<Rates>,
     ) -> Decision {
         let arms = candidates(&self.config, self.floor, &rates);
-        let another_phase = at_verdict.is_some_and(|verdict| rates.differs_from(&verdict, PHASE_FACTOR));
+        let another_phase = at_verdict.is_some_and(|verdict| rates.differs_from(&verdict, self.arm, PHASE_FACTOR));
+        if another_phase {
+            self.hold_ns = HOLD_NS.0;
+        }
         let quiet = facts.now_ns < quiet_until_ns && !another_phase;
         if arms.is_empty() || quiet {
             let calm = (calm + 1).min(CALM_AFTER);
@@ -254,14 +259,14 @@ impl Controller {
             return self.decide(period_ns, Wanted::Signals, Reason::Watching);
         }
         if let Some(arm) = self.remembered(facts.now_ns, &arms) {
-            return self.enter_hold(arm, None, facts.now_ns);
+            return self.enter_hold(arm, facts.now_ns);
         }
         if clear == 0 {
             // Confirmed by a second period, which also tells everything.
             self.state = State::Watching { clear: clear + 1, calm: 0, quiet_until_ns, at_verdict };
             return self.decide(CONFIRM_NS, Wanted::Everything, Reason::Watching);
         }
-        self.start_trial(vec![(self.floor, rates)], arms)
+        self.start_trial(arms)
     }
 
     /// A narrow arm that won not long ago and is promising again.
@@ -269,9 +274,10 @@ impl Controller {
         self.learned.filter(|(arm, at_ns)| now_ns - at_ns < MEMORY_NS && arms.contains(arm)).map(|(arm, _)| arm)
     }
 
-    fn start_trial(&mut self, measured: Vec<(Arm, Rates)>, mut pending: Vec<Arm>) -> Decision {
-        pending.reverse();
-        self.next_arm(Trial { measured, pending, settling: true })
+    /// Measures the arm in force and then the others, all in the same way.
+    fn start_trial(&mut self, others: Vec<Arm>) -> Decision {
+        let pending = others.into_iter().rev().chain([self.arm]).collect();
+        self.next_arm(Trial { measured: Vec::new(), pending, settling: true })
     }
 
     /// Applies the next arm of a trial that has one.
@@ -301,11 +307,7 @@ impl Controller {
         self.floor = best(&self.config, measured, |arm| !arm.is_narrow()).unwrap_or(self.floor);
         let rates = measured.iter().find(|(arm, _)| *arm == winner).map(|(_, rates)| *rates);
         self.learned = winner.is_narrow().then_some((winner, facts.now_ns));
-        if winner == Arm::Base {
-            self.back_off(facts.now_ns, rates)
-        } else {
-            self.enter_hold(winner, rates, facts.now_ns)
-        }
+        if winner == Arm::Base { self.back_off(facts.now_ns, rates) } else { self.enter_hold(winner, facts.now_ns) }
     }
 
     fn back_off(&mut self, now_ns: u64, at_verdict: Option<Rates>) -> Decision {
@@ -318,11 +320,11 @@ impl Controller {
         decision
     }
 
-    fn enter_hold(&mut self, arm: Arm, accepted: Option<Rates>, now_ns: u64) -> Decision {
+    fn enter_hold(&mut self, arm: Arm, now_ns: u64) -> Decision {
         let was_narrow = self.arm.is_narrow();
         self.arm = arm;
-        self.state = State::Holding { accepted, until_ns: now_ns + self.hold_ns, changed: 0 };
-        let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::Holding);
+        self.state = State::holding(now_ns + self.hold_ns);
+        let mut decision = self.decide(PERIOD_NS, Wanted::Everything, Reason::Holding);
         decision.spread = was_narrow && !arm.is_narrow();
         decision
     }
@@ -332,11 +334,12 @@ impl Controller {
         &mut self,
         facts: &PeriodFacts,
         rates: Rates,
+        first: bool,
         accepted: Option<Rates>,
         until_ns: u64,
         changed: u32,
     ) -> Decision {
-        let differs = accepted.is_some_and(|accepted| rates.differs_from(&accepted, PHASE_FACTOR));
+        let differs = accepted.is_some_and(|accepted| rates.differs_from(&accepted, self.arm, PHASE_FACTOR));
         if differs && self.is_crowded(&rates, accepted) {
             return self.release(facts.now_ns);
         }
@@ -345,8 +348,9 @@ impl Controller {
             self.hold_ns = if changed > 1 { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
             return self.look_again(facts.now_ns, rates);
         }
-        let accepted = accepted.or(rates.switches.map(|_| rates));
-        self.state = State::Holding { accepted, until_ns, changed };
+        // The first period of a hold told everything; what is compared from now on are signals.
+        let accepted = accepted.or((!first).then_some(rates));
+        self.state = State::Holding { first: false, accepted, until_ns, changed };
         self.decide(self.period_ns(), Wanted::Signals, Reason::Holding)
     }
 
@@ -369,9 +373,9 @@ impl Controller {
         self.arm = self.floor;
         self.state = match self.floor {
             Arm::Base => State::watching(0),
-            _ => State::Holding { accepted: None, until_ns: now_ns + self.hold_ns, changed: 0 },
+            _ => State::holding(now_ns + self.hold_ns),
         };
-        let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::PhaseChanged);
+        let mut decision = self.decide(PERIOD_NS, Wanted::Everything, Reason::PhaseChanged);
         decision.spread = true;
         decision
     }
@@ -384,10 +388,7 @@ impl Controller {
             Arm::Awake => vec![Arm::Base],
             arm => candidates(&self.config, arm, &rates),
         };
-        if alternatives.is_empty() {
-            return self.enter_hold(self.arm, Some(rates), now_ns);
-        }
-        self.start_trial(vec![(self.arm, rates)], alternatives)
+        if alternatives.is_empty() { self.enter_hold(self.arm, now_ns) } else { self.start_trial(alternatives) }
     }
 
     fn decide(&self, next_period_ns: u64, wanted: Wanted, why: Reason) -> Decision {
@@ -405,5 +406,9 @@ impl Controller {
 impl State {
     fn watching(quiet_until_ns: u64) -> Self {
         Self::Watching { clear: 0, calm: 0, quiet_until_ns, at_verdict: None }
+    }
+
+    fn holding(until_ns: u64) -> Self {
+        Self::Holding { first: true, accepted: None, until_ns, changed: 0 }
     }
 }

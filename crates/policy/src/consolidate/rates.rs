@@ -32,6 +32,9 @@ const IO_CALLS_PER_SWITCH: f64 = 0.25;
 /// Up to this CPU rate a program hardly does two things at once, so that it may be judged by its hand-overs.
 const SEQUENTIAL: f64 = 1.15;
 
+/// Fewer hand-overs per second than this are as good as none.
+const HANDOVERS_FLOOR: f64 = 2_000.0;
+
 impl Rates {
     /// The rates of one period.
     pub fn of(facts: &PeriodFacts) -> Self {
@@ -63,14 +66,18 @@ impl Rates {
         (self.cpu - wakes_ns / 1e9).max(0.01)
     }
 
-    /// Whether one of the two looks like another phase of the program: much more or much less CPU time or hand-overs.
-    pub fn differs_from(&self, other: &Self, factor: f64) -> bool {
+    /// Whether one of the two, both under `arm`, looks like another phase of the program: much more or much less CPU
+    /// time or hand-overs. On few vCPUs hand-overs show as switches, on many as idle entries.
+    pub fn differs_from(&self, other: &Self, arm: Arm, factor: f64) -> bool {
         let apart = |a: f64, b: f64, floor: f64| {
             let (a, b) = (a.max(floor), b.max(floor));
             a > b * factor || b > a * factor
         };
-        let wakes = |rates: &Self| rates.switches.unwrap_or(rates.halts + rates.polls);
-        apart(self.cpu, other.cpu, 0.1) || apart(wakes(self), wakes(other), 1_000.0)
+        let handovers = |rates: &Self| match (arm.is_narrow(), rates.switches) {
+            (true, Some(switches)) => switches,
+            _ => rates.halts + rates.polls,
+        };
+        apart(self.cpu, other.cpu, 0.1) || apart(handovers(self), handovers(other), HANDOVERS_FLOOR)
     }
 }
 
