@@ -340,6 +340,7 @@ struct Tally {
     /// By remedy, way of starting and signal: kills, and kills while something was changed.
     kinds: BTreeMap<String, (u32, u32)>,
     restored_after: Vec<Duration>,
+    slowest: Option<(Duration, String)>,
     left: Vec<String>,
 }
 
@@ -351,6 +352,10 @@ impl Tally {
         kind.1 += u32::from(kill.while_changed);
         if kill.while_changed {
             self.restored_after.push(kill.restored_after);
+        }
+        let slowest = self.slowest.get_or_insert_default();
+        if kill.restored_after >= slowest.0 {
+            *slowest = (kill.restored_after, format!("kill {number}, {plan:?}"));
         }
         if !kill.left.is_empty() {
             let left = kill.left.join("\n    ");
@@ -374,6 +379,9 @@ impl Tally {
         let ms = |share| at(share).map_or("-".to_owned(), |time| format!("{:.0} ms", time.as_secs_f64() * 1e3));
         println!("seed {seed}: {kills} kills, {} while something was changed", self.kills_while_changed());
         println!("all was back after {} (median), {} (at most)", ms(0.5), ms(1.0));
+        if let Some((time, kill)) = &self.slowest {
+            println!("slowest, {:.0} ms: {kill}", time.as_secs_f64() * 1e3);
+        }
         println!("{} kills left something changed", self.left.len());
     }
 }
