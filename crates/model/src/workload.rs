@@ -289,7 +289,7 @@ impl Workload {
         let workload: Self = serde_json::from_str(text).map_err(|error| {
             let found = error.to_string();
             let found = found.split(" at line ").next().unwrap_or(&found).to_owned();
-            let allowed = "the workload language of docs/simulator.md";
+            let allowed = "the workload language of docs/sim.md";
             ModelError::new(format!("{file}, line {}", error.line()), found, allowed)
         })?;
         workload.validate().map_err(|error| error.within(file))?;

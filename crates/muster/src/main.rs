@@ -17,7 +17,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     // A line a subcommand: `Name(commands::name::Args)`; the doc comment of Args is its help.
-    Compare(commands::compare::Args),
+    Compare(Box<commands::compare::Args>),
     #[command(hide = true)]
     ComparePair(commands::compare::PairArgs),
     Explain(commands::explain::Args),
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     let filter = EnvFilter::try_from_env("MUSTER_LOG").unwrap_or_else(|_| EnvFilter::new("warn"));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
     let outcome = match Cli::parse().command {
-        Command::Compare(args) => commands::compare::run(args),
+        Command::Compare(args) => commands::compare::run(*args),
         Command::ComparePair(args) => commands::compare::run_pair(args),
         Command::Explain(args) => commands::explain::run(args),
         Command::Guard(args) => commands::guard::run(args),

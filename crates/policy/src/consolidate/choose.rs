@@ -40,7 +40,7 @@ const CHEAP_ENOUGH: f64 = 0.8;
 /// Under polling idle the idle signals promise nothing; hand-overs this frequent are worth a look.
 const POLLS_WORTH_TRYING: f64 = 5_000.0;
 /// The same for halts.
-const HALTS_WORTH_TRYING: f64 = 3_000.0;
+const HALTS_WORTH_TRYING: f64 = 2_000.0;
 /// Up to this CPU rate a program under polling idle may be one whose threads work in turn.
 const IN_TURN: f64 = 1.15;
 /// A setting must be better than the one found by this factor to be preferred.
@@ -77,7 +77,9 @@ pub fn instead_of_narrow(config: &Config, vcpus: u32, floor: Arm, rates: &Rates)
     let wider = is_full.then(|| narrow(config, vcpus + 1)).flatten();
     let awake = permitted_not_halting(config).filter(|_| floor == Arm::Base && config.objective != Objective::Cost);
     let narrower = has_room.then_some(Arm::Narrow { vcpus: vcpus - 1 });
-    [Some(floor), awake, wider, narrower].into_iter().flatten().collect()
+    // Polling is hardly ever slower than the setting found, so one of the two is enough.
+    let wide = if awake == Some(Arm::Poll) { None } else { Some(floor) };
+    [wide, awake, wider, narrower].into_iter().flatten().collect()
 }
 
 /// `vcpus` of the program's vCPUs, if that is fewer than all.
