@@ -120,10 +120,10 @@ enum Decider {
 
 /// Period under a fixed decision: there is nothing to react to.
 const FIXED_PERIOD_NS: u64 = 100_000_000;
-/// The program's processes are looked for this often at most.
+/// The program's processes and threads are looked for this often at most.
 const REFRESH_NS: u64 = 20_000_000;
-/// Looking for processes may take one part in this many of the time.
-const REFRESH_SHARE: u64 = 1000;
+/// Looking for them while nothing is tried may take one part in this many of the time.
+const REFRESH_SHARE: u64 = 5000;
 
 /// Runs or attaches to the program and cares for it until it ends; whatever was changed is put back before this
 /// returns.
@@ -158,7 +158,8 @@ struct Session<'a> {
     trace: Option<trace::Writer>,
     signals: SignalsInfo<WithOrigin>,
     summary: Summary,
-    next_refresh_ns: u64,
+    refreshed_ns: u64,
+    refresh_took_ns: u64,
 }
 
 impl<'a> Session<'a> {
@@ -196,7 +197,8 @@ impl<'a> Session<'a> {
             trace: trace.transpose()?,
             signals,
             summary: Summary::default(),
-            next_refresh_ns: 0,
+            refreshed_ns: 0,
+            refresh_took_ns: 0,
         })
     }
 
@@ -258,13 +260,16 @@ impl<'a> Session<'a> {
 
     /// Looks for new processes and threads: before everything is to be told, else at a bounded share of the time.
     fn refresh(&mut self, now_ns: u64) {
-        if now_ns < self.next_refresh_ns && self.decision.wanted == Wanted::Signals {
+        let pause_ns = match self.decision.wanted {
+            Wanted::Everything => REFRESH_NS,
+            Wanted::Signals => REFRESH_NS.max(self.refresh_took_ns * REFRESH_SHARE),
+        };
+        if now_ns < self.refreshed_ns + pause_ns {
             return;
         }
-        let before_ns = monotonic_ns();
+        self.refreshed_ns = monotonic_ns();
         self.sampler.tree_mut().refresh();
-        let took_ns = monotonic_ns() - before_ns;
-        self.next_refresh_ns = before_ns + REFRESH_NS.max(took_ns * REFRESH_SHARE);
+        self.refresh_took_ns = monotonic_ns() - self.refreshed_ns;
     }
 
     /// Applies a decision; where that fails nothing more is tried, and what was changed is put back. Returns what it

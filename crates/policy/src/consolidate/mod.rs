@@ -175,6 +175,8 @@ const SETTLE_NS: u64 = 1_000_000;
 const MEASURE_NS: u64 = 5_000_000;
 /// First and longest time for which a verdict stands before it is looked at again.
 const HOLD_NS: (u64, u64) = (100_000_000, 3_200_000_000);
+/// A program that changed its phase in this time is watched as closely as it can be.
+const RESTLESS_NS: u64 = 1_000_000_000;
 /// A verdict that is older is no guide to a phase that looks the same.
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Another phase: CPU time or hand-overs changed by more than this factor.
@@ -209,12 +211,22 @@ pub struct Controller {
     hold_ns: u64,
     /// The last narrow winner and when it won.
     learned: Option<(Arm, u64)>,
+    /// When the program was last seen to enter another phase.
+    phase_changed_ns: Option<u64>,
 }
 
 impl Controller {
     /// A controller that has seen nothing yet and has changed nothing.
     pub fn new(config: Config) -> Self {
-        Self { config, state: State::watching(0), arm: Arm::Base, floor: Arm::Base, hold_ns: HOLD_NS.0, learned: None }
+        Self {
+            config,
+            state: State::watching(0),
+            arm: Arm::Base,
+            floor: Arm::Base,
+            hold_ns: HOLD_NS.0,
+            learned: None,
+            phase_changed_ns: None,
+        }
     }
 
     /// What to do until the first period ends: nothing, and then tell.
@@ -255,7 +267,11 @@ impl Controller {
         if arms.is_empty() || quiet {
             let calm = (calm + 1).min(CALM_AFTER);
             self.state = State::Watching { clear: 0, calm, quiet_until_ns, at_verdict };
-            let period_ns = if calm < CALM_AFTER { PERIOD_NS } else { CALM_PERIOD_NS };
+            let period_ns = match calm {
+                _ if self.is_restless(facts.now_ns) => CONFIRM_NS,
+                0..CALM_AFTER => PERIOD_NS,
+                _ => CALM_PERIOD_NS,
+            };
             return self.decide(period_ns, Wanted::Signals, Reason::Watching);
         }
         if let Some(arm) = self.remembered(facts.now_ns, &arms) {
@@ -343,6 +359,9 @@ impl Controller {
         if differs && self.is_crowded(&rates, accepted) {
             return self.release(facts.now_ns);
         }
+        if differs && let Some(arm) = self.remembered(facts.now_ns, &candidates(&self.config, self.arm, &rates)) {
+            return self.enter_hold(arm, facts.now_ns);
+        }
         let changed = if differs { changed + 1 } else { 0 };
         if changed > 1 || facts.now_ns >= until_ns {
             self.hold_ns = if changed > 1 { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
@@ -351,7 +370,7 @@ impl Controller {
         // The first period of a hold told everything; what is compared from now on are signals.
         let accepted = accepted.or((!first).then_some(rates));
         self.state = State::Holding { first: false, accepted, until_ns, changed };
-        self.decide(self.period_ns(), Wanted::Signals, Reason::Holding)
+        self.decide(self.period_ns(facts.now_ns), Wanted::Signals, Reason::Holding)
     }
 
     /// Whether threads that used to hand over to each other now fill the few vCPUs they have.
@@ -362,14 +381,26 @@ impl Controller {
         fewer_switches && rates.cpu > FULL * f64::from(vcpus)
     }
 
-    /// Long periods for what has stood for long.
-    fn period_ns(&self) -> u64 {
-        if self.hold_ns > 2 * HOLD_NS.0 { CALM_PERIOD_NS } else { PERIOD_NS }
+    /// Long periods for what has stood for long, short ones where the next phase is near.
+    fn period_ns(&self, now_ns: u64) -> u64 {
+        if self.hold_ns > 2 * HOLD_NS.0 {
+            CALM_PERIOD_NS
+        } else if !self.arm.is_narrow() && self.is_restless(now_ns) {
+            CONFIRM_NS
+        } else {
+            PERIOD_NS
+        }
+    }
+
+    /// Whether the program changed its phase not long ago.
+    fn is_restless(&self, now_ns: u64) -> bool {
+        self.phase_changed_ns.is_some_and(|at_ns| now_ns - at_ns < RESTLESS_NS)
     }
 
     /// Gives the program its wide setting back at once.
     fn release(&mut self, now_ns: u64) -> Decision {
         self.hold_ns = HOLD_NS.0;
+        self.phase_changed_ns = Some(now_ns);
         self.arm = self.floor;
         self.state = match self.floor {
             Arm::Base => State::watching(0),
