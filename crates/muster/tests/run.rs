@@ -55,6 +55,17 @@ fn what_cannot_be_run_is_said_in_one_sentence() {
 }
 
 #[test]
+fn one_muster_is_enough_for_a_program() {
+    let home = home();
+    muster(&home)
+        .env("MUSTER_RUN", "1-2")
+        .args(["run", "--", "true"])
+        .assert()
+        .code(2)
+        .stderr(predicate::str::contains("inside"));
+}
+
+#[test]
 fn every_remedy_that_needs_nothing_leaves_the_result_alone() {
     let home = home();
     for remedy in ["auto", "consolidate", "awake", "memory", "none"] {

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 /// How much a sample reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detail {
-    /// CPU time, idle entries, and the switches of the few busiest threads: some ten microseconds.
+    /// CPU time and the switches of the few busiest threads: a few microseconds.
+    Handovers,
+    /// The same and idle entries: two more for each vCPU.
     Signals,
     /// Everything there is: some tens of microseconds, and one for each process and thread.
     Full,
@@ -145,7 +147,7 @@ impl Sampler {
     pub fn sample(&mut self, detail: Detail, active: CpuSet) -> PeriodFacts {
         let now = self.totals(detail);
         let before = match detail {
-            Detail::Signals => std::mem::replace(&mut self.signals, now),
+            Detail::Handovers | Detail::Signals => std::mem::replace(&mut self.signals, now),
             Detail::Full => {
                 self.signals = now;
                 std::mem::replace(&mut self.full, now)
@@ -180,14 +182,12 @@ impl Sampler {
     }
 
     fn totals(&mut self, detail: Detail) -> Totals {
-        let mut totals = Totals {
-            now_ns: monotonic_ns(),
-            cpu_ns: self.cpu_ns(),
-            idle_entries: sum(&self.halting.usage, &mut self.buffer, 1),
-            poll_entries: sum(&self.polling.usage, &mut self.buffer, 1),
-            ..Totals::default()
-        };
-        if detail == Detail::Signals {
+        let mut totals = Totals { now_ns: monotonic_ns(), cpu_ns: self.cpu_ns(), ..Totals::default() };
+        if detail != Detail::Handovers {
+            totals.idle_entries = sum(&self.halting.usage, &mut self.buffer, 1);
+            totals.poll_entries = sum(&self.polling.usage, &mut self.buffer, 1);
+        }
+        if detail != Detail::Full {
             totals.busiest_switches = self.schedstat.busiest(waiting_ns_and_switches, &mut self.buffer);
         } else {
             totals.idle_ns = sum(&self.halting.time, &mut self.buffer, 1000);

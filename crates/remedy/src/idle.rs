@@ -63,7 +63,7 @@ impl Idle {
     }
 }
 
-/// Pause loops in a process of their own; it ends when this does, or when this process dies.
+/// Pause loops in a process of their own; it ends with its orders, and the journal ends it should it be slow to.
 #[derive(Debug)]
 struct PauseLoops {
     child: Child,
@@ -83,12 +83,5 @@ impl PauseLoops {
     fn switch(&mut self, on: bool) -> Result<(), Error> {
         let order = if on { pause::ON } else { pause::OFF };
         self.orders.write_all(&[order]).map_err(Error::system("switch the pause loops"))
-    }
-}
-
-impl Drop for PauseLoops {
-    fn drop(&mut self) {
-        let _already_gone = self.child.kill();
-        let _already_reaped = self.child.wait();
     }
 }

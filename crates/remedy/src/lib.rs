@@ -14,4 +14,5 @@ mod start;
 pub mod trace;
 
 pub use error::Error;
+pub use muster_undo::RUN_VARIABLE;
 pub use session::{Options, Outcome, Remedy, Summary, Target, run};

@@ -132,12 +132,14 @@ const REFRESH_SHARE: u64 = 5000;
 /// When the program cannot be started or found, or the undo journal cannot be kept. A remedy that fails later is
 /// withdrawn and noted in the summary; the program goes on.
 pub fn run(options: &Options) -> Result<Outcome, Error> {
+    // Before the journal: from here on only SIGKILL ends this process without putting things back.
+    let signals = SignalsInfo::new([SIGINT, SIGTERM, SIGHUP]).map_err(Error::system("catch signals"))?;
     for report in recover(&Directory::standard()?)? {
         tracing::info!(?report, "put back what an earlier run had left");
     }
     let journal = Journal::create(Directory::standard()?, &new_run_id().map_err(Error::system("read /proc"))?)?;
     let guardian = guardian::spawn(&journal)?;
-    let outcome = Session::begin(options, &journal, guardian.pid()).and_then(Session::watch);
+    let outcome = Session::begin(options, &journal, guardian.pid(), signals).and_then(Session::watch);
     let report = journal.restore();
     if !report.is_complete() {
         tracing::error!(?report, "not everything could be put back; `muster undo` tries again");
@@ -163,8 +165,12 @@ struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn begin(options: &Options, journal: &'a Journal, guardian: u32) -> Result<Self, Error> {
-        let signals = SignalsInfo::new([SIGINT, SIGTERM, SIGHUP]).map_err(Error::system("catch signals"))?;
+    fn begin(
+        options: &Options,
+        journal: &'a Journal,
+        guardian: u32,
+        signals: SignalsInfo<WithOrigin>,
+    ) -> Result<Self, Error> {
         let allowed = allowed_cpus(&options.target)?;
         let config = config(options, allowed);
         check_permitted(options.remedy, &config.permitted)?;
@@ -242,6 +248,7 @@ impl<'a> Session<'a> {
         self.refresh(now_ns);
         *self.summary.time_by_setting_ns.entry(setting(&self.decision)).or_default() += self.decision.next_period_ns;
         let detail = match self.decision.wanted {
+            Wanted::Handovers => Detail::Handovers,
             Wanted::Signals => Detail::Signals,
             Wanted::Everything => Detail::Full,
         };
@@ -262,7 +269,7 @@ impl<'a> Session<'a> {
     fn refresh(&mut self, now_ns: u64) {
         let pause_ns = match self.decision.wanted {
             Wanted::Everything => REFRESH_NS,
-            Wanted::Signals => REFRESH_NS.max(self.refresh_took_ns * REFRESH_SHARE),
+            Wanted::Handovers | Wanted::Signals => REFRESH_NS.max(self.refresh_took_ns * REFRESH_SHARE),
         };
         if now_ns < self.refreshed_ns + pause_ns {
             return;

@@ -4,7 +4,7 @@ use crate::BadInput;
 use anyhow::Context;
 use clap::ValueEnum;
 use muster_policy::consolidate::Prices;
-use muster_remedy::{Error, Options, Outcome, Target};
+use muster_remedy::{Error, Options, Outcome, RUN_VARIABLE, Target};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,6 +71,13 @@ enum Objective {
 
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
+    if let Some(outer) = std::env::var_os(RUN_VARIABLE) {
+        let outer = outer.to_string_lossy().into_owned();
+        return Err(BadInput(format!(
+            "`muster run` inside `muster run` (run {outer}); the outer one cares for everything it starts"
+        ))
+        .into());
+    }
     let profile = muster_probe::stored_or_quick().context("cannot tell what waking a thread costs here")?;
     let prices = Prices::from_profile(&profile).unwrap_or(Prices::NONE);
     let options = Options {

@@ -117,7 +117,9 @@ pub struct Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wanted {
-    /// CPU time and idle counters.
+    /// CPU time and hand-overs.
+    Handovers,
+    /// The same and idle entries.
     Signals,
     /// Everything, counted since the last time everything was wanted.
     Everything,
@@ -370,7 +372,8 @@ impl Controller {
         // The first period of a hold told everything; what is compared from now on are signals.
         let accepted = accepted.or((!first).then_some(rates));
         self.state = State::Holding { first: false, accepted, until_ns, changed };
-        self.decide(self.period_ns(facts.now_ns), Wanted::Signals, Reason::Holding)
+        let wanted = if self.arm.is_narrow() { Wanted::Handovers } else { Wanted::Signals };
+        self.decide(self.period_ns(facts.now_ns), wanted, Reason::Holding)
     }
 
     /// Whether threads that used to hand over to each other now fill the few vCPUs they have.
