@@ -3,7 +3,7 @@
 use crate::BadInput;
 use anyhow::Context;
 use muster_report::input::{InputError, read_all};
-use muster_report::page::page;
+use muster_report::page::{in_short, page};
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +25,7 @@ pub struct Args {
     files: Vec<PathBuf>,
 }
 
-/// Writes the page, and its path to standard error.
+/// Writes the page, says what it found, and the path of the page on standard error.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let documents = read_all(&args.files).map_err(|error: InputError| BadInput(error.to_string()))?;
     if args.json {
@@ -37,6 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         fs::create_dir_all(directory).with_context(|| directory.display().to_string())?;
     }
     fs::write(&output, page(&documents)).with_context(|| output.display().to_string())?;
+    print!("{}", in_short(&documents));
     eprintln!("{}", output.display());
     Ok(ExitCode::SUCCESS)
 }

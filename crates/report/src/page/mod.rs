@@ -58,6 +58,12 @@ pub fn page(documents: &[Document]) -> String {
     page.into_string()
 }
 
+/// The page's summary as text: what each document is about, and under it what was found.
+pub fn in_short(documents: &[Document]) -> String {
+    let gist = |(about, sentences): (String, Vec<String>)| format!("{about}\n  {}\n", sentences.join("\n  "));
+    summary::gists(documents).into_iter().map(gist).collect()
+}
+
 /// One document on the page.
 struct Section {
     id: String,
