@@ -183,6 +183,9 @@ const RESTLESS_NS: u64 = 1_000_000_000;
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Another phase: CPU time or hand-overs changed by more than this factor.
 const PHASE_FACTOR: f64 = 2.5;
+/// So many periods on end make a change that nothing else explains a lasting one: a host that takes a vCPU away for a
+/// moment looks like another phase too.
+const LASTING: u32 = 4;
 /// A program that fills its vCPUs to this share may be held back by having no more of them.
 const FULL: f64 = 0.85;
 
@@ -365,8 +368,8 @@ impl Controller {
             return self.enter_hold(arm, facts.now_ns);
         }
         let changed = if differs { changed + 1 } else { 0 };
-        if changed > 1 || facts.now_ns >= until_ns {
-            self.hold_ns = if changed > 1 { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
+        if changed >= LASTING || facts.now_ns >= until_ns {
+            self.hold_ns = if changed >= LASTING { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
             return self.look_again(facts.now_ns, rates);
         }
         // The first period of a hold told everything; what is compared from now on are signals.
