@@ -10,30 +10,6 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct ThreadId(pub u32);
 
-/// What a progress count counts, most trustworthy first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProgressKind {
-    /// The program's own count of work done.
-    Metric,
-    /// Read and write system calls (proc_pid_io(5), syscr + syscw).
-    IoCalls,
-    /// Bytes and packets through sockets.
-    SocketTraffic,
-    /// Context switches: rises with every hand-over, so it compares like with like only while the program does the
-    /// same thing.
-    Switches,
-}
-
-/// Work done during the period, by one kind of count.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// What was counted.
-    pub kind: ProgressKind,
-    /// How much of it during the period.
-    pub count: f64,
-}
-
 /// How often one thread woke another during the period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WakePair {
@@ -77,8 +53,8 @@ pub struct PeriodFacts {
     /// Read and write system calls of the program.
     #[serde(default)]
     pub io_calls: Option<u64>,
-    /// Work done, by the program's own count.
-    pub progress: Option<Progress>,
+    /// Units of work done, by the program's own count.
+    pub progress: Option<f64>,
     /// Live threads of the program.
     pub threads: u32,
     /// Who woke whom, where that can be seen.

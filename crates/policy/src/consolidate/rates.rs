@@ -46,7 +46,7 @@ impl Rates {
             polls: rate(facts.poll_entries).unwrap_or(0.0),
             switches: rate(facts.switches),
             io_calls: rate(facts.io_calls),
-            metric: facts.progress.map(|progress| progress.count * 1e9 / facts.period_ns.max(1) as f64),
+            metric: facts.progress.map(|count| count * 1e9 / facts.period_ns.max(1) as f64),
         }
     }
 

@@ -29,7 +29,7 @@ struct Behaviour {
 const COMPUTE: Behaviour = Behaviour { cpu: 2.0, halts: 50.0, polls: 0.0, switches: 300.0, io_calls: 0.0 };
 const CROWDED: Behaviour = Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 500.0, io_calls: 0.0 };
 
-/// Redis with one client, as measured (docs/run.md): default, on one vCPU, polling, kept awake.
+/// Redis with one client, about as `muster run --trace` showed it on a 2-vCPU guest: default, on one vCPU, polling, kept awake.
 fn redis(arm: Arm) -> Behaviour {
     match arm {
         Arm::Base => Behaviour { cpu: 0.80, halts: 21e3, polls: 0.0, switches: 23e3, io_calls: 23e3 },
