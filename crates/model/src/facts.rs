@@ -53,6 +53,9 @@ pub struct PeriodFacts {
     /// Read and write system calls of the program.
     #[serde(default)]
     pub io_calls: Option<u64>,
+    /// Bytes that those calls moved.
+    #[serde(default)]
+    pub io_bytes: Option<u64>,
     /// Units of work done, by the program's own count.
     pub progress: Option<f64>,
     /// Live threads of the program.

@@ -249,6 +249,7 @@ pub(crate) mod tests {
             waiting_ns: Some(0),
             switches: Some(35_000),
             io_calls: None,
+            io_bytes: None,
             progress: None,
             threads: 2,
             pairs: None,

@@ -83,6 +83,7 @@ struct Totals {
     /// Of the busiest threads as of the last full sample.
     busiest_switches: Option<u64>,
     io_calls: Option<u64>,
+    io_bytes: Option<u64>,
 }
 
 /// Reads a program's counters period by period.
@@ -94,7 +95,7 @@ pub struct Sampler {
     halting: IdleStates,
     polling: IdleStates,
     stat: Option<Counter>,
-    io: PerTask<1>,
+    io: PerTask<2>,
     schedstat: PerTask<2>,
     buffer: Vec<u8>,
     signals: Totals,
@@ -175,6 +176,7 @@ impl Sampler {
             switches: difference(now.switches, before.switches)
                 .or_else(|| difference(now.busiest_switches, before.busiest_switches)),
             io_calls: difference(now.io_calls, before.io_calls),
+            io_bytes: difference(now.io_bytes, before.io_bytes),
             progress: None,
             threads: self.tree.threads().count() as u32,
             pairs: None,
@@ -193,7 +195,7 @@ impl Sampler {
             totals.idle_ns = sum(&self.halting.time, &mut self.buffer, 1000);
             totals.poll_ns = sum(&self.polling.time, &mut self.buffer, 1000);
             totals.busy_ns = self.busy_ns();
-            [totals.io_calls] = self.io_calls().map(Some);
+            [totals.io_bytes, totals.io_calls] = self.io_bytes_and_calls().map(Some);
             [totals.waiting_ns, totals.switches] = self.waiting_ns_and_switches().map(Some);
             totals.busiest_switches = self.schedstat.busiest_at_last_look();
         }
@@ -227,10 +229,11 @@ impl Sampler {
         busy_ticks(text, &self.allowed).map(|ticks| ticks * TICK_NS)
     }
 
-    /// Read and write system calls of all processes (proc_pid_io(5)).
-    fn io_calls(&mut self) -> [u64; 1] {
+    /// Read and write system calls of all processes and the bytes they moved (proc_pid_io(5)).
+    fn io_bytes_and_calls(&mut self) -> [u64; 2] {
         let path = |pid| format!("/proc/{pid}/io");
-        let read = |text: &str| Some([field(text, "syscr: ")? + field(text, "syscw: ")?]);
+        let sum = |text: &str, read, write| Some(field(text, read)? + field(text, write)?);
+        let read = |text: &str| Some([sum(text, "rchar: ", "wchar: ")?, sum(text, "syscr: ", "syscw: ")?]);
         self.io.totals(self.tree.processes().map(|process| process.id), path, read, &mut self.buffer)
     }
 

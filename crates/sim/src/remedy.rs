@@ -165,6 +165,7 @@ impl World {
             waiting_ns: Some((now.waiting - last.waiting) / NS),
             switches: Some(now.switches - last.switches),
             io_calls: None,
+            io_bytes: None,
             progress: None,
             threads: self.live,
             pairs: None,

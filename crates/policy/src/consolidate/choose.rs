@@ -41,6 +41,8 @@ const CHEAP_ENOUGH: f64 = 0.8;
 const POLLS_WORTH_TRYING: f64 = 5_000.0;
 /// The same for halts.
 const HALTS_WORTH_TRYING: f64 = 2_000.0;
+/// From this share of its CPU time on, handing over may be what a program under polling idle is about.
+const MUCH_HANDOVER: f64 = 0.2;
 /// Up to this CPU rate a program under polling idle may be one whose threads work in turn.
 const IN_TURN: f64 = 1.15;
 /// A setting must be better than the one found by this factor to be preferred.
@@ -92,7 +94,9 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
         return None;
     }
     if rates.polls > POLLS_WORTH_TRYING && rates.polls > rates.halts {
-        return (rates.cpu <= IN_TURN).then_some(1).filter(|_| config.allowed.len() > 1);
+        // Threads that spin before they block seem to work side by side, and do little but hand over.
+        let may_be_in_turn = rates.cpu <= IN_TURN || rates.handover_share(&config.prices) > MUCH_HANDOVER;
+        return may_be_in_turn.then_some(1).filter(|_| config.allowed.len() > 1);
     }
     if under != Arm::Base || rates.halts < HALTS_FLOOR {
         return None;
@@ -146,7 +150,7 @@ fn signals(config: &Config, rates: &Rates) -> WakeSignals {
 
 /// The best of the measured arms that `may` win; `None` when there is none.
 pub fn best(config: &Config, measured: &[(Arm, Rates)], may: impl Fn(Arm) -> bool) -> Option<Arm> {
-    let yardstick = yardstick(measured);
+    let yardstick = yardstick(measured, &config.prices);
     let scored = || {
         measured.iter().filter(|(arm, _)| may(*arm)).map(|(arm, rates)| {
             let bonus = if *arm == Arm::Base { CLEARLY_BETTER } else { 1.0 };

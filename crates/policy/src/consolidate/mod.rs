@@ -186,21 +186,27 @@ const PHASE_FACTOR: f64 = 2.5;
 /// So many periods on end make a change that nothing else explains a lasting one: a host that takes a vCPU away for a
 /// moment looks like another phase too.
 const LASTING: u32 = 4;
+/// Another phase that ends within this time was none.
+const FALSE_ALARM_NS: u64 = 25_000_000;
+/// So many false alarms are remembered: each makes [`PHASE_FACTOR`] count once more.
+const MOST_ALARMS: u32 = 3;
+/// Threads that hand over for less than this share of their CPU time do something else.
+const FEW_HANDOVERS: f64 = 0.05;
 /// A program that fills its vCPUs to this share may be held back by having no more of them.
 const FULL: f64 = 0.85;
 
-/// A trial of several arms.
-#[derive(Debug, Clone)]
+/// A trial of several arms, the one in force first.
+#[derive(Debug, Clone, Default)]
 struct Trial {
     measured: Vec<(Arm, Rates)>,
-    /// Arms still to be measured, the next one last.
-    pending: Vec<Arm>,
-    settling: bool,
+    /// Arms still to be measured, the next one last; not known before the arm in force was measured.
+    pending: Option<Vec<Arm>>,
+    settled: bool,
 }
 
 #[derive(Debug, Clone)]
 enum State {
-    Watching { clear: u32, calm: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
+    Watching { calm: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
     Trying(Trial),
     Holding { first: bool, accepted: Option<Rates>, until_ns: u64, changed: u32 },
 }
@@ -218,6 +224,8 @@ pub struct Controller {
     learned: Option<(Arm, u64)>,
     /// When the program was last seen to enter another phase.
     phase_changed_ns: Option<u64>,
+    /// How often lately another phase turned out to be none: its signals swing by themselves.
+    false_alarms: u32,
 }
 
 impl Controller {
@@ -231,6 +239,7 @@ impl Controller {
             hold_ns: HOLD_NS.0,
             learned: None,
             phase_changed_ns: None,
+            false_alarms: 0,
         }
     }
 
@@ -243,8 +252,8 @@ impl Controller {
     pub fn step(&mut self, facts: &PeriodFacts) -> Decision {
         let rates = Rates::of(facts);
         match std::mem::replace(&mut self.state, State::watching(0)) {
-            State::Watching { clear, calm, quiet_until_ns, at_verdict } => {
-                self.watch(facts, rates, clear, calm, quiet_until_ns, at_verdict)
+            State::Watching { calm, quiet_until_ns, at_verdict } => {
+                self.watch(facts, rates, calm, quiet_until_ns, at_verdict)
             }
             State::Trying(trial) => self.measure(facts, rates, trial),
             State::Holding { first, accepted, until_ns, changed } => {
@@ -258,20 +267,19 @@ impl Controller {
         &mut self,
         facts: &PeriodFacts,
         rates: Rates,
-        clear: u32,
         calm: u32,
         quiet_until_ns: u64,
         at_verdict: Option<Rates>,
     ) -> Decision {
         let arms = candidates(&self.config, self.floor, &rates);
-        let another_phase = at_verdict.is_some_and(|verdict| rates.differs_from(&verdict, self.arm, PHASE_FACTOR));
+        let another_phase = at_verdict.is_some_and(|verdict| self.is_another_phase(&rates, &verdict));
         if another_phase {
             self.hold_ns = HOLD_NS.0;
         }
         let quiet = facts.now_ns < quiet_until_ns && !another_phase;
         if arms.is_empty() || quiet {
             let calm = (calm + 1).min(CALM_AFTER);
-            self.state = State::Watching { clear: 0, calm, quiet_until_ns, at_verdict };
+            self.state = State::Watching { calm, quiet_until_ns, at_verdict };
             let period_ns = match calm {
                 _ if self.is_restless(facts.now_ns) => CONFIRM_NS,
                 0..CALM_AFTER => PERIOD_NS,
@@ -279,15 +287,10 @@ impl Controller {
             };
             return self.decide(period_ns, Wanted::Signals, Reason::Watching);
         }
-        if let Some(arm) = self.remembered(facts.now_ns, &arms) {
-            return self.enter_hold(arm, facts.now_ns);
+        match self.remembered(facts.now_ns, &arms) {
+            Some(arm) => self.go_back_to(arm, facts.now_ns),
+            None => self.measure_in_force(),
         }
-        if clear == 0 {
-            // Confirmed by a second period, which also tells everything.
-            self.state = State::Watching { clear: clear + 1, calm: 0, quiet_until_ns, at_verdict };
-            return self.decide(CONFIRM_NS, Wanted::Everything, Reason::Watching);
-        }
-        self.start_trial(arms)
     }
 
     /// A narrow arm that won not long ago and is promising again.
@@ -295,31 +298,51 @@ impl Controller {
         self.learned.filter(|(arm, at_ns)| now_ns - at_ns < MEMORY_NS && arms.contains(arm)).map(|(arm, _)| arm)
     }
 
-    /// Measures the arm in force and then the others, all in the same way.
-    fn start_trial(&mut self, others: Vec<Arm>) -> Decision {
-        let pending = others.into_iter().rev().chain([self.arm]).collect();
-        self.next_arm(Trial { measured: Vec::new(), pending, settling: true })
+    /// Holds an arm again that was let go for another phase, and learns from it whether that was one.
+    fn go_back_to(&mut self, arm: Arm, now_ns: u64) -> Decision {
+        let was_none = self.phase_changed_ns.is_some_and(|at_ns| now_ns - at_ns < FALSE_ALARM_NS);
+        self.false_alarms = if was_none { (self.false_alarms + 1).min(MOST_ALARMS) } else { 0 };
+        self.enter_hold(arm, now_ns)
     }
 
-    /// Applies the next arm of a trial that has one.
-    fn next_arm(&mut self, mut trial: Trial) -> Decision {
+    /// Begins a trial; which arms follow the one in force is decided by what it does while it is measured.
+    fn measure_in_force(&mut self) -> Decision {
+        self.state = State::Trying(Trial::default());
+        self.decide(SETTLE_NS, Wanted::Everything, Reason::Settling)
+    }
+
+    fn measure(&mut self, facts: &PeriodFacts, rates: Rates, mut trial: Trial) -> Decision {
+        if !trial.settled {
+            trial.settled = true;
+            self.state = State::Trying(trial);
+            return self.decide(MEASURE_NS, Wanted::Everything, Reason::Measuring);
+        }
+        trial.measured.push((self.arm, rates));
+        let mut pending = trial.pending.take().unwrap_or_else(|| self.alternatives(&rates));
+        match pending.pop() {
+            Some(arm) => self.try_next(arm, Trial { pending: Some(pending), settled: false, ..trial }),
+            None if trial.measured.len() == 1 => self.nothing_to_try(facts.now_ns),
+            None => self.conclude(facts, &trial.measured),
+        }
+    }
+
+    /// Applies the next arm of a trial.
+    fn try_next(&mut self, arm: Arm, trial: Trial) -> Decision {
         let was_narrow = self.arm.is_narrow();
-        self.arm = trial.pending.pop().expect("a trial goes on only with an arm to try");
-        trial.settling = true;
+        self.arm = arm;
         self.state = State::Trying(trial);
         let mut decision = self.decide(SETTLE_NS, Wanted::Everything, Reason::Settling);
         decision.spread = was_narrow && !self.arm.is_narrow();
         decision
     }
 
-    fn measure(&mut self, facts: &PeriodFacts, rates: Rates, mut trial: Trial) -> Decision {
-        if trial.settling {
-            trial.settling = false;
-            self.state = State::Trying(trial);
-            return self.decide(MEASURE_NS, Wanted::Everything, Reason::Measuring);
+    /// A closer look showed that there is nothing to compare the arm in force with.
+    fn nothing_to_try(&mut self, now_ns: u64) -> Decision {
+        if self.arm != Arm::Base {
+            return self.enter_hold(self.arm, now_ns);
         }
-        trial.measured.push((self.arm, rates));
-        if trial.pending.is_empty() { self.conclude(facts, &trial.measured) } else { self.next_arm(trial) }
+        self.state = State::watching(0);
+        self.decide(PERIOD_NS, Wanted::Signals, Reason::Watching)
     }
 
     /// All arms were measured: hold the best, or go back and leave the program alone for a while.
@@ -334,7 +357,7 @@ impl Controller {
     fn back_off(&mut self, now_ns: u64, at_verdict: Option<Rates>) -> Decision {
         let was_narrow = self.arm.is_narrow();
         self.arm = Arm::Base;
-        self.state = State::Watching { clear: 0, calm: 0, quiet_until_ns: now_ns + self.hold_ns, at_verdict };
+        self.state = State::Watching { calm: 0, quiet_until_ns: now_ns + self.hold_ns, at_verdict };
         self.hold_ns = (self.hold_ns * 2).min(HOLD_NS.1);
         let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::NothingGained);
         decision.spread = was_narrow;
@@ -360,12 +383,17 @@ impl Controller {
         until_ns: u64,
         changed: u32,
     ) -> Decision {
-        let differs = accepted.is_some_and(|accepted| rates.differs_from(&accepted, self.arm, PHASE_FACTOR));
+        let differs = accepted.is_some_and(|accepted| self.is_another_phase(&rates, &accepted));
         if differs && self.is_crowded(&rates, accepted) {
-            return self.release(facts.now_ns);
+            // A fall of hand-overs to few is clear at once; one to fewer may be a hiccup.
+            if changed > 0 || rates.handover_share(&self.config.prices) < FEW_HANDOVERS {
+                return self.release(facts.now_ns);
+            }
+            self.state = State::Holding { first: false, accepted, until_ns, changed: 1 };
+            return self.decide(CONFIRM_NS, Wanted::Handovers, Reason::Holding);
         }
         if differs && let Some(arm) = self.remembered(facts.now_ns, &candidates(&self.config, self.arm, &rates)) {
-            return self.enter_hold(arm, facts.now_ns);
+            return self.go_back_to(arm, facts.now_ns);
         }
         let changed = if differs { changed + 1 } else { 0 };
         if changed >= LASTING || facts.now_ns >= until_ns {
@@ -377,6 +405,12 @@ impl Controller {
         self.state = State::Holding { first: false, accepted, until_ns, changed };
         let wanted = if self.arm.is_narrow() { Wanted::Handovers } else { Wanted::Signals };
         self.decide(self.period_ns(facts.now_ns), wanted, Reason::Holding)
+    }
+
+    /// Whether `rates` look like another phase than `before`, both under the arm in force. Where such changes proved to
+    /// be none, only larger ones count.
+    fn is_another_phase(&self, rates: &Rates, before: &Rates) -> bool {
+        rates.differs_from(before, self.arm, PHASE_FACTOR.powi(1 + self.false_alarms as i32))
     }
 
     /// Whether threads that used to hand over to each other now fill the few vCPUs they have.
@@ -417,15 +451,21 @@ impl Controller {
         decision
     }
 
-    /// A verdict has stood long enough: measure the alternatives again.
+    /// A verdict has stood long enough: measure again, if there is something to compare it with.
     fn look_again(&mut self, now_ns: u64, rates: Rates) -> Decision {
-        let alternatives = match self.arm {
-            Arm::Narrow { vcpus } => choose::instead_of_narrow(&self.config, vcpus, self.floor, &rates),
+        if self.alternatives(&rates).is_empty() { self.enter_hold(self.arm, now_ns) } else { self.measure_in_force() }
+    }
+
+    /// What may be better than the arm in force, under which the program has these rates; the first to be tried last.
+    fn alternatives(&self, rates: &Rates) -> Vec<Arm> {
+        let mut arms = match self.arm {
+            Arm::Narrow { vcpus } => choose::instead_of_narrow(&self.config, vcpus, self.floor, rates),
             // Pause loops hide what the program would do without them.
             Arm::Awake => vec![Arm::Base],
-            arm => candidates(&self.config, arm, &rates),
+            arm => candidates(&self.config, arm, rates),
         };
-        if alternatives.is_empty() { self.enter_hold(self.arm, now_ns) } else { self.start_trial(alternatives) }
+        arms.reverse();
+        arms
     }
 
     fn decide(&self, next_period_ns: u64, wanted: Wanted, why: Reason) -> Decision {
@@ -442,7 +482,7 @@ impl Controller {
 
 impl State {
     fn watching(quiet_until_ns: u64) -> Self {
-        Self::Watching { clear: 0, calm: 0, quiet_until_ns, at_verdict: None }
+        Self::Watching { calm: 0, quiet_until_ns, at_verdict: None }
     }
 
     fn holding(until_ns: u64) -> Self {

@@ -19,6 +19,8 @@ pub struct Rates {
     pub switches: Option<f64>,
     /// Read and write system calls.
     pub io_calls: Option<f64>,
+    /// Bytes those calls moved.
+    pub io_bytes: Option<f64>,
     /// The program's own count of work.
     pub metric: Option<f64>,
 }
@@ -31,6 +33,9 @@ const IO_CALLS_PER_SWITCH: f64 = 0.25;
 
 /// Up to this CPU rate a program hardly does two things at once, so that it may be judged by its hand-overs.
 const SEQUENTIAL: f64 = 1.15;
+
+/// From this share of its CPU time on, handing over is all that a program does.
+const NOTHING_ELSE: f64 = 0.7;
 
 /// Fewer hand-overs per second than this are as good as none.
 const HANDOVERS_FLOOR: f64 = 2_000.0;
@@ -46,6 +51,7 @@ impl Rates {
             polls: rate(facts.poll_entries).unwrap_or(0.0),
             switches: rate(facts.switches),
             io_calls: rate(facts.io_calls),
+            io_bytes: rate(facts.io_bytes),
             metric: facts.progress.map(|count| count * 1e9 / facts.period_ns.max(1) as f64),
         }
     }
@@ -53,7 +59,9 @@ impl Rates {
     /// Whether read and write calls follow this program's work.
     fn does_io(&self) -> bool {
         let calls = self.io_calls.unwrap_or(0.0);
-        calls > IO_CALLS_FLOOR && calls > IO_CALLS_PER_SWITCH * self.switches.unwrap_or(f64::INFINITY)
+        self.io_bytes.is_some()
+            && calls > IO_CALLS_FLOOR
+            && calls > IO_CALLS_PER_SWITCH * self.switches.unwrap_or(f64::INFINITY)
     }
 
     /// CPU rate less what waking costs under `arm`: an estimate of work done.
@@ -64,6 +72,11 @@ impl Rates {
             Arm::Base | Arm::Poll => self.halts * prices.wake_halted_ns + self.polls * prices.wake_same_cpu_ns,
         };
         (self.cpu - wakes_ns / 1e9).max(0.01)
+    }
+
+    /// Share of the CPU time that hand-overs take, each at the price of waking on the same vCPU.
+    pub fn handover_share(&self, prices: &Prices) -> f64 {
+        self.switches.unwrap_or(0.0) * prices.wake_same_cpu_ns / 1e9 / self.cpu.max(0.01)
     }
 
     /// Whether one of the two, both under `arm`, looks like another phase of the program: much more or much less CPU
@@ -87,23 +100,25 @@ impl Rates {
 pub enum Yardstick {
     /// The program's own count.
     Metric,
-    /// Read and write system calls.
-    IoCalls,
+    /// Bytes read and written. Calls would not do: one that finds nothing to read counts as much as one that does.
+    IoBytes,
     /// Switch-ins: hand-overs between threads that work in turn.
     Handovers,
     /// CPU time less the price of waking.
     Work,
 }
 
-/// The most trustworthy count that all stretches have. Counts of calls mislead where a program batches, so they are
-/// used only where every arm shows them; hand-overs only where no arm does two things at once.
-pub fn yardstick(measured: &[(Arm, Rates)]) -> Yardstick {
+/// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that calls
+/// follow the work; else hand-overs, where no arm does two things at once, or where one shows that the program does
+/// nothing else (what it does at once elsewhere is to spin); else an estimate of work.
+pub fn yardstick(measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
     let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
+    let hands_over_only = || measured.iter().any(|(_, rates)| rates.handover_share(prices) > NOTHING_ELSE);
     if all(|rates| rates.metric.is_some()) {
         Yardstick::Metric
     } else if all(Rates::does_io) {
-        Yardstick::IoCalls
-    } else if all(|rates| rates.switches.is_some() && rates.cpu <= SEQUENTIAL) {
+        Yardstick::IoBytes
+    } else if all(|rates| rates.switches.is_some()) && (all(|rates| rates.cpu <= SEQUENTIAL) || hands_over_only()) {
         Yardstick::Handovers
     } else {
         Yardstick::Work
@@ -114,7 +129,7 @@ pub fn yardstick(measured: &[(Arm, Rates)]) -> Yardstick {
 pub fn score(yardstick: Yardstick, arm: Arm, rates: &Rates, prices: &Prices) -> f64 {
     match yardstick {
         Yardstick::Metric => rates.metric.unwrap_or(0.0),
-        Yardstick::IoCalls => rates.io_calls.unwrap_or(0.0),
+        Yardstick::IoBytes => rates.io_bytes.unwrap_or(0.0),
         Yardstick::Handovers => rates.switches.unwrap_or(0.0),
         Yardstick::Work => rates.work(arm, prices),
     }
