@@ -130,8 +130,10 @@ def run_once(arm: str, command: list[str], parse: Callable[[str], dict], options
 
 
 def arm_prefix(arm: str, options: argparse.Namespace) -> list[str]:
-    """What stands before the command."""
+    """What stands before the command. The arm `explain` needs `options.explain_out`, where the explanation goes."""
     run = [str(options.muster), "run", "--json"]
+    if arm == "explain":
+        return as_user(options.as_user) + [str(options.muster), "explain", "--out", str(options.explain_out), "--"]
     prefix = {
         "default": [], "poll": [],
         "one": ["taskset", "-c", "0"],
