@@ -150,7 +150,7 @@ fn signals(config: &Config, rates: &Rates) -> WakeSignals {
 
 /// The best of the measured arms that `may` win; `None` when there is none.
 pub fn best(config: &Config, measured: &[(Arm, Rates)], may: impl Fn(Arm) -> bool) -> Option<Arm> {
-    let yardstick = yardstick(measured, &config.prices);
+    let yardstick = yardstick(config.objective, measured, &config.prices);
     let scored = || {
         measured.iter().filter(|(arm, _)| may(*arm)).map(|(arm, rates)| {
             let bonus = if *arm == Arm::Base { CLEARLY_BETTER } else { 1.0 };

@@ -1,6 +1,6 @@
 //! What a stretch of periods looked like, as rates per second, and how two stretches compare.
 
-use super::{Arm, Prices};
+use super::{Arm, Objective, Prices};
 use muster_model::PeriodFacts;
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ pub struct Rates {
     pub polls: f64,
     /// Switch-ins of the program's threads.
     pub switches: Option<f64>,
+    /// Threads that were runnable without running, on average.
+    pub waiting: Option<f64>,
     /// Read and write system calls.
     pub io_calls: Option<f64>,
     /// Bytes those calls moved.
@@ -50,6 +52,7 @@ impl Rates {
             halts: rate(facts.idle_entries).unwrap_or(0.0),
             polls: rate(facts.poll_entries).unwrap_or(0.0),
             switches: rate(facts.switches),
+            waiting: facts.waiting_ns.map(|waiting_ns| waiting_ns as f64 / facts.period_ns.max(1) as f64),
             io_calls: rate(facts.io_calls),
             io_bytes: rate(facts.io_bytes),
             metric: facts.progress.map(|count| count * 1e9 / facts.period_ns.max(1) as f64),
@@ -64,14 +67,28 @@ impl Rates {
             && calls > IO_CALLS_PER_SWITCH * self.switches.unwrap_or(f64::INFINITY)
     }
 
-    /// CPU rate less what waking costs under `arm`: an estimate of work done.
-    fn work(&self, arm: Arm, prices: &Prices) -> f64 {
-        let wakes_ns = match arm {
+    /// What waking costs a second under `arm`, in nanoseconds: each wake-up at the price of the state its vCPU was in.
+    fn waking_ns(&self, arm: Arm, prices: &Prices) -> f64 {
+        match arm {
             Arm::Narrow { .. } => self.switches.unwrap_or(0.0) * prices.wake_same_cpu_ns,
             Arm::Awake => self.switches.unwrap_or(0.0) * prices.wake_awake_ns,
             Arm::Base | Arm::Poll => self.halts * prices.wake_halted_ns + self.polls * prices.wake_same_cpu_ns,
-        };
-        (self.cpu - wakes_ns / 1e9).max(0.01)
+        }
+    }
+
+    /// CPU rate less what waking costs under `arm`: an estimate of work done.
+    fn work(&self, arm: Arm, prices: &Prices) -> f64 {
+        (self.cpu - self.waking_ns(arm, prices) / 1e9).max(0.01)
+    }
+
+    /// How long a thread waits from being woken until it runs under `arm`, on average, in nanoseconds: the wake-up
+    /// itself, and the wait behind others. `None` where nobody was switched in.
+    fn delay_ns(&self, arm: Arm, prices: &Prices) -> Option<f64> {
+        let switches = self.switches.filter(|&switches| switches >= 1.0)?;
+        // Whom no idle vCPU took in found one awake; under pause loops that is everybody, and is priced already.
+        let found_awake = if arm == Arm::Awake { 0.0 } else { (switches - self.halts - self.polls).max(0.0) };
+        let waking_ns = self.waking_ns(arm, prices) + found_awake * prices.wake_awake_ns;
+        Some(((waking_ns + self.waiting? * 1e9) / switches).max(1.0))
     }
 
     /// Share of the CPU time that hand-overs take, each at the price of waking on the same vCPU.
@@ -106,15 +123,20 @@ pub enum Yardstick {
     Handovers,
     /// CPU time less the price of waking.
     Work,
+    /// How long woken threads wait, the less the better.
+    Delay,
 }
 
 /// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that calls
 /// follow the work; else hand-overs, where no arm does two things at once, or where one shows that the program does
-/// nothing else (what it does at once elsewhere is to spin); else an estimate of work.
-pub fn yardstick(measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
+/// nothing else (what it does at once elsewhere is to spin); else an estimate of work. Whoever wants short waits has
+/// them measured, where they can be.
+pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
     let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
     let hands_over_only = || measured.iter().any(|(_, rates)| rates.handover_share(prices) > NOTHING_ELSE);
-    if all(|rates| rates.metric.is_some()) {
+    if objective == Objective::Tail && measured.iter().all(|(arm, rates)| rates.delay_ns(*arm, prices).is_some()) {
+        Yardstick::Delay
+    } else if all(|rates| rates.metric.is_some()) {
         Yardstick::Metric
     } else if all(Rates::does_io) {
         Yardstick::IoBytes
@@ -125,12 +147,13 @@ pub fn yardstick(measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
     }
 }
 
-/// Work per second of a stretch, by a yardstick; comparable between stretches of one program only.
+/// How good a stretch was, by a yardstick: work per second, or how short waits were; comparable between stretches of one program only.
 pub fn score(yardstick: Yardstick, arm: Arm, rates: &Rates, prices: &Prices) -> f64 {
     match yardstick {
         Yardstick::Metric => rates.metric.unwrap_or(0.0),
         Yardstick::IoBytes => rates.io_bytes.unwrap_or(0.0),
         Yardstick::Handovers => rates.switches.unwrap_or(0.0),
         Yardstick::Work => rates.work(arm, prices),
+        Yardstick::Delay => rates.delay_ns(arm, prices).map_or(0.0, f64::recip),
     }
 }

@@ -118,7 +118,7 @@ fn facts(now_ns: u64, period_ns: u64, active: CpuSet, program: Behaviour) -> Per
         idle_ns: None,
         poll_entries: Some(count(program.polls)),
         poll_ns: None,
-        waiting_ns: None,
+        waiting_ns: Some(0),
         switches: Some(count(program.switches)),
         io_calls: Some(count(program.io_calls)),
         io_bytes: Some(count(program.io_calls * 100.0)),
@@ -158,6 +158,23 @@ fn tails_are_served_by_not_halting() {
     world.live(5 * SECOND_NS, redis);
     assert_eq!(world.share_of(Arm::is_narrow), 0.0);
     assert!(world.share_of(|arm| arm == Arm::Awake) > 0.95);
+}
+
+/// A server under a load that does not wait for it: the same work in every setting.
+fn open_loop(arm: Arm) -> Behaviour {
+    let halts = if arm == Arm::Base { 12e3 } else { 0.0 };
+    Behaviour { cpu: 0.8, halts, polls: 0.0, switches: 20e3, io_calls: 40e3 }
+}
+
+#[test]
+fn tails_are_judged_by_waits_not_by_work() {
+    for (objective, wanted) in [(Objective::Tail, Arm::Awake), (Objective::Speed, Arm::Base)] {
+        let mut config = config(objective, false);
+        config.permitted.consolidate = false;
+        let mut world = World::new(config);
+        world.live(5 * SECOND_NS, open_loop);
+        assert!(world.share_of(|arm| arm == wanted) > 0.95, "{objective:?}: {:?}", world.arm());
+    }
 }
 
 #[test]
