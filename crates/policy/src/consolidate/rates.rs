@@ -36,8 +36,10 @@ const IO_CALLS_PER_SWITCH: f64 = 0.25;
 /// Up to this CPU rate a program hardly does two things at once, so that it may be judged by its hand-overs.
 const SEQUENTIAL: f64 = 1.15;
 
-/// From this share of its CPU time on, handing over is all that a program does.
+/// A program whose waking takes this share of its CPU time in one arm does little else...
 const NOTHING_ELSE: f64 = 0.7;
+/// ...if in every other it takes this share: one that batches when it may wakes far less there.
+const NOTHING_ELSE_ANYWHERE: f64 = 0.3;
 
 /// Fewer hand-overs per second than this are as good as none.
 const HANDOVERS_FLOOR: f64 = 2_000.0;
@@ -74,6 +76,11 @@ impl Rates {
             Arm::Awake => self.switches.unwrap_or(0.0) * prices.wake_awake_ns,
             Arm::Base | Arm::Poll => self.halts * prices.wake_halted_ns + self.polls * prices.wake_same_cpu_ns,
         }
+    }
+
+    /// The same as a share of the CPU time; above 1 where waking costs the program less than the probe.
+    fn waking_share(&self, arm: Arm, prices: &Prices) -> f64 {
+        self.waking_ns(arm, prices) / 1e9 / self.cpu.max(0.01)
     }
 
     /// CPU rate less what waking costs under `arm`: an estimate of work done.
@@ -128,12 +135,16 @@ pub enum Yardstick {
 }
 
 /// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that calls
-/// follow the work; else hand-overs, where no arm does two things at once, or where one shows that the program does
-/// nothing else (what it does at once elsewhere is to spin); else an estimate of work. Whoever wants short waits has
+/// follow the work; else hand-overs, where no arm does two things at once, or where all show that the program does
+/// nothing else (what it does at once is to spin); else an estimate of work. Whoever wants short waits has
 /// them measured, where they can be.
 pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
     let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
-    let hands_over_only = || measured.iter().any(|(_, rates)| rates.handover_share(prices) > NOTHING_ELSE);
+    let hands_over_only = || {
+        let share = |(arm, rates): &(Arm, Rates)| rates.waking_share(*arm, prices);
+        let (least, most) = measured.iter().map(share).fold((f64::MAX, 0.0_f64), |(l, m), s| (l.min(s), m.max(s)));
+        least > NOTHING_ELSE_ANYWHERE && most > NOTHING_ELSE
+    };
     if objective == Objective::Tail && measured.iter().all(|(arm, rates)| rates.delay_ns(*arm, prices).is_some()) {
         Yardstick::Delay
     } else if all(|rates| rates.metric.is_some()) {

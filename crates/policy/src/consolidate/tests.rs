@@ -61,6 +61,23 @@ fn spinning_queue(arm: Arm) -> Behaviour {
     }
 }
 
+/// A pipeline whose queue holds 64 items: hand-overs carry more items the more both sides run at once.
+fn batching_pipeline(arm: Arm) -> Behaviour {
+    match arm {
+        Arm::Base => Behaviour { cpu: 0.7, halts: 64e3, polls: 0.0, switches: 64e3, io_calls: 0.0 },
+        Arm::Narrow { .. } => Behaviour { cpu: 1.0, halts: 100.0, polls: 0.0, switches: 385e3, io_calls: 0.0 },
+        Arm::Poll => Behaviour { cpu: 1.47, halts: 0.0, polls: 75e3, switches: 83e3, io_calls: 0.0 },
+        Arm::Awake => Behaviour { cpu: 1.2, halts: 0.0, polls: 0.0, switches: 40e3, io_calls: 0.0 },
+    }
+}
+
+#[test]
+fn hand_overs_of_batches_are_no_measure() {
+    let mut world = World::new(config(Objective::Speed, true));
+    world.live(5 * SECOND_NS, batching_pipeline);
+    assert!(world.share_of(|arm| arm == Arm::Poll) > 0.95, "{:?}", world.arm());
+}
+
 /// A world that lives through a controller's decisions.
 struct World {
     controller: Controller,
