@@ -116,13 +116,14 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
     (is_faster || is_cheaper).then_some(gain.vcpus)
 }
 
-/// Polling where the guest can be told to and does not already, else pause loops.
+/// Polling where the guest can be told to, else pause loops; neither where it polls already, which serves better than
+/// pause loops do, unless the last halt counts.
 fn permitted_not_halting(config: &Config) -> Option<Arm> {
-    if config.permitted.poll && config.guest_halt_poll_ns == 0 {
-        Some(Arm::Poll)
-    } else {
-        config.permitted.awake.then_some(Arm::Awake)
+    let polls_already = config.guest_halt_poll_ns > 0;
+    if config.permitted.poll && !polls_already {
+        return Some(Arm::Poll);
     }
+    (config.permitted.awake && (!polls_already || config.objective == Objective::Tail)).then_some(Arm::Awake)
 }
 
 /// The setting that keeps vCPUs from halting, if the program has enough of that to gain.

@@ -41,6 +41,11 @@ const NOTHING_ELSE: f64 = 0.7;
 /// ...if in every other it takes this share: one that batches when it may wakes far less there.
 const NOTHING_ELSE_ANYWHERE: f64 = 0.3;
 
+/// In a program, waking may cost this share more or less than it did the probe.
+const PRICE_ERROR: f64 = 0.5;
+/// Threads may spin about so long before they block.
+const SPIN_NS: f64 = 1_000.0;
+
 /// Fewer hand-overs per second than this are as good as none.
 const HANDOVERS_FLOOR: f64 = 2_000.0;
 
@@ -81,6 +86,15 @@ impl Rates {
     /// The same as a share of the CPU time; above 1 where waking costs the program less than the probe.
     fn waking_share(&self, arm: Arm, prices: &Prices) -> f64 {
         self.waking_ns(arm, prices) / 1e9 / self.cpu.max(0.01)
+    }
+
+    /// The least and the most CPU time, in nanoseconds, that may lie between two hand-overs under `arm` besides waking.
+    fn work_per_handover_ns(&self, arm: Arm, prices: &Prices) -> Option<(f64, f64)> {
+        let switches = self.switches.filter(|&switches| switches >= 1.0)?;
+        let waking_ns = self.waking_ns(arm, prices) / switches;
+        let work_ns = self.cpu * 1e9 / switches - waking_ns;
+        let error_ns = PRICE_ERROR * waking_ns + SPIN_NS;
+        Some((work_ns - error_ns, work_ns + error_ns))
     }
 
     /// CPU rate less what waking costs under `arm`: an estimate of work done.
@@ -135,9 +149,9 @@ pub enum Yardstick {
 }
 
 /// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that calls
-/// follow the work; else hand-overs, where no arm does two things at once, or where all show that the program does
-/// nothing else (what it does at once is to spin); else an estimate of work. Whoever wants short waits has
-/// them measured, where they can be.
+/// follow the work; else hand-overs, where each may carry the same work, and no arm does two things at once or all show
+/// that the program does nothing else (what it does at once is to spin); else an estimate of work. Whoever wants short
+/// waits has them measured, where they can be.
 pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
     let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
     let hands_over_only = || {
@@ -151,11 +165,19 @@ pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Price
         Yardstick::Metric
     } else if all(Rates::does_io) {
         Yardstick::IoBytes
-    } else if all(|rates| rates.switches.is_some()) && (all(|rates| rates.cpu <= SEQUENTIAL) || hands_over_only()) {
+    } else if (all(|rates| rates.cpu <= SEQUENTIAL) || hands_over_only()) && handovers_carry_alike(measured, prices) {
         Yardstick::Handovers
     } else {
         Yardstick::Work
     }
+}
+
+/// Whether a hand-over may stand for the same work in all arms: where a queue fills up, one carries more.
+fn handovers_carry_alike(measured: &[(Arm, Rates)], prices: &Prices) -> bool {
+    let each = || measured.iter().map(|(arm, rates)| rates.work_per_handover_ns(*arm, prices));
+    let least = each().try_fold(f64::MIN, |least, range| Some(least.max(range?.0)));
+    let most = each().try_fold(f64::MAX, |most, range| Some(most.min(range?.1)));
+    least.zip(most).is_some_and(|(least, most)| least <= most)
 }
 
 /// How good a stretch was, by a yardstick: work per second, or how short waits were; comparable between stretches of one program only.

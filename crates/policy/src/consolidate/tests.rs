@@ -78,6 +78,18 @@ fn hand_overs_of_batches_are_no_measure() {
     assert!(world.share_of(|arm| arm == Arm::Poll) > 0.95, "{:?}", world.arm());
 }
 
+#[test]
+fn a_pipeline_that_looks_sequential_on_a_guest_that_polls_is_left_there() {
+    let mut world = World::new(Config { guest_halt_poll_ns: 200_000, ..config(Objective::Speed, true) });
+    let pipeline = |arm| match arm {
+        Arm::Base => Behaviour { cpu: 1.1, halts: 200.0, polls: 105e3, switches: 107e3, io_calls: 0.0 },
+        _ => batching_pipeline(arm),
+    };
+    world.live(5 * SECOND_NS, pipeline);
+    assert!(world.share_of(|arm| arm == Arm::Base) > 0.95, "{:?}", world.arm());
+    assert_eq!(world.share_of(|arm| arm == Arm::Awake), 0.0);
+}
+
 /// A world that lives through a controller's decisions.
 struct World {
     controller: Controller,
