@@ -21,6 +21,7 @@ use signal_hook::low_level::siginfo::Cause;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 
 /// What is done for a program.
@@ -66,6 +67,26 @@ pub struct Options {
     pub trace: Option<PathBuf>,
     /// Goes on until no process of the program is left, not only until its first one ends.
     pub until_all_ended: bool,
+    /// What a signal to muster does to a program that it started.
+    pub on_signal: OnSignal,
+}
+
+/// What SIGINT, SIGTERM and SIGHUP do. A program that was attached to is always left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnSignal {
+    /// They reach the program, as if muster were not there.
+    PassOn,
+    /// They end the session; the program goes on as it would without.
+    Leave,
+}
+
+/// A session that has begun.
+#[derive(Debug)]
+pub struct Started<'a> {
+    /// The program's first process.
+    pub program: u32,
+    /// What could not be done, in sentences.
+    pub notes: &'a [String],
 }
 
 /// How a session went.
@@ -126,12 +147,12 @@ const REFRESH_NS: u64 = 20_000_000;
 const REFRESH_SHARE: u64 = 5000;
 
 /// Runs or attaches to the program and cares for it until it ends; whatever was changed is put back before this
-/// returns.
+/// returns. `ready` is called once the program runs and a fixed remedy is in force; its error ends the session.
 ///
 /// # Errors
 /// When the program cannot be started or found, or the undo journal cannot be kept. A remedy that fails later is
 /// withdrawn and noted in the summary; the program goes on.
-pub fn run(options: &Options) -> Result<Outcome, Error> {
+pub fn run(options: &Options, ready: impl FnOnce(&Started) -> io::Result<()>) -> Result<Outcome, Error> {
     // Before the journal: from here on only SIGKILL ends this process without putting things back.
     let signals = SignalsInfo::new([SIGINT, SIGTERM, SIGHUP]).map_err(Error::system("catch signals"))?;
     for report in recover(&Directory::standard()?)? {
@@ -139,7 +160,8 @@ pub fn run(options: &Options) -> Result<Outcome, Error> {
     }
     let journal = Journal::create(Directory::standard()?, &new_run_id().map_err(Error::system("read /proc"))?)?;
     let guardian = guardian::spawn(&journal)?;
-    let outcome = Session::begin(options, &journal, guardian.pid(), signals).and_then(Session::watch);
+    let session = Session::begin(options, &journal, guardian.pid(), signals);
+    let outcome = session.and_then(|session| session.watch(ready));
     let report = journal.restore();
     if !report.is_complete() {
         tracing::error!(?report, "not everything could be put back; `muster undo` tries again");
@@ -151,6 +173,9 @@ struct Session<'a> {
     journal: &'a Journal,
     program: Program,
     until_all_ended: bool,
+    on_signal: OnSignal,
+    /// A signal has ended the session.
+    left: bool,
     sampler: Sampler,
     placement: Placement,
     idle: Idle,
@@ -174,6 +199,11 @@ impl<'a> Session<'a> {
         let allowed = allowed_cpus(&options.target)?;
         let config = config(options, allowed);
         check_permitted(options.remedy, &config.permitted)?;
+        let trace = options.trace.as_ref().map(|path| {
+            trace::Writer::create(path, &config)
+                .map_err(|source| Error::Trace { path: path.display().to_string(), source })
+        });
+        let trace = trace.transpose()?;
         let (program, group) = start_or_attach(options, journal, &allowed)?;
         let cgroup =
             CgroupPaths { cpuacct_v1: group.as_ref().and_then(|group| group.cpuacct()).map(Into::into), unified: None };
@@ -187,20 +217,18 @@ impl<'a> Session<'a> {
         let marker = is_ours.then(|| journal.run().to_owned());
         let placement = Placement::new(journal, group, marker, program.pid(), allowed)?;
         let decider = decider(options.remedy, &config);
-        let trace = options.trace.as_ref().map(|path| {
-            trace::Writer::create(path, &config)
-                .map_err(|source| Error::Trace { path: path.display().to_string(), source })
-        });
         Ok(Self {
             journal,
             program,
             until_all_ended: options.until_all_ended,
+            on_signal: if is_ours { options.on_signal } else { OnSignal::Leave },
+            left: false,
             sampler: Sampler::new(tree, allowed, &cgroup),
             placement,
             idle: Idle::untouched(),
             decision: first(&decider, allowed),
             decider,
-            trace: trace.transpose()?,
+            trace,
             signals,
             summary: Summary::default(),
             refreshed_ns: 0,
@@ -209,19 +237,21 @@ impl<'a> Session<'a> {
     }
 
     /// The session's life, period by period.
-    fn watch(mut self) -> Result<Outcome, Error> {
+    fn watch(mut self, ready: impl FnOnce(&Started) -> io::Result<()>) -> Result<Outcome, Error> {
         let (started_ns, own_cpu_before_ns) = (monotonic_ns(), own_cpu_ns());
         if let Decider::Fixed(decision) = &self.decider {
             let decision = decision.clone();
             self.put_in_force(decision);
         }
+        let started = Started { program: self.program.pid(), notes: &self.summary.notes };
+        ready(&started).map_err(Error::system("tell the caller that the program is cared for"))?;
         let mut period_began_ns = monotonic_ns();
         while self.goes_on() {
             let ends_ns = period_began_ns + self.decision.next_period_ns;
             let now_ns = monotonic_ns();
             if now_ns < ends_ns {
                 self.program.wait(ends_ns - now_ns).map_err(Error::system("wait for the program"))?;
-                self.forward_signals();
+                self.take_signals();
                 if monotonic_ns() < ends_ns {
                     continue;
                 }
@@ -234,6 +264,9 @@ impl<'a> Session<'a> {
     }
 
     fn goes_on(&mut self) -> bool {
+        if self.left {
+            return false;
+        }
         let ended = self.program.has_ended();
         if ended && self.until_all_ended {
             self.sampler.tree_mut().refresh();
@@ -318,18 +351,25 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Passes signals on that somebody sent to muster; a terminal's reach the program by themselves.
-    fn forward_signals(&mut self) {
+    /// Ends the session, or passes on what somebody sent to muster; a terminal's signals reach the program by themselves.
+    fn take_signals(&mut self) {
         for origin in self.signals.pending() {
-            let signal = match origin.signal {
-                SIGINT => Signal::INT,
-                SIGHUP => Signal::HUP,
-                _ => Signal::TERM,
-            };
-            if matches!(origin.cause, Cause::Sent(_)) {
-                self.program.signal(signal);
+            match self.on_signal {
+                OnSignal::Leave => self.left = true,
+                OnSignal::PassOn if matches!(origin.cause, Cause::Sent(_)) => {
+                    self.program.signal(as_signal(origin.signal))
+                }
+                OnSignal::PassOn => {}
             }
         }
+    }
+}
+
+fn as_signal(signal: i32) -> Signal {
+    match signal {
+        SIGINT => Signal::INT,
+        SIGHUP => Signal::HUP,
+        _ => Signal::TERM,
     }
 }
 
