@@ -8,6 +8,7 @@ pub mod ledger;
 pub mod machine;
 pub mod prices;
 pub mod program;
+pub mod progress;
 pub mod sampler;
 pub mod signals;
 pub mod states;

@@ -15,6 +15,7 @@ mod start;
 pub mod trace;
 
 pub use error::Error;
+pub use muster_observe::progress::Source;
 pub use muster_undo::RUN_VARIABLE;
 pub use service::{Background, Side, detach};
 pub use session::{OnSignal, Options, Outcome, Remedy, Started, Summary, Target, run};

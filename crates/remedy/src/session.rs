@@ -7,6 +7,7 @@ use crate::program::Program;
 use crate::start;
 use crate::{Error, trace};
 use muster_model::{CpuSet, Topology};
+use muster_observe::progress::{Progress, Source};
 use muster_observe::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
 use muster_observe::tree::Tree;
 use muster_policy::consolidate::{
@@ -63,6 +64,8 @@ pub struct Options {
     pub prices: Prices,
     /// The machine's shape.
     pub topology: Topology,
+    /// Where the program's own count of its work is kept.
+    pub metric: Option<Source>,
     /// Where facts and decisions are written.
     pub trace: Option<PathBuf>,
     /// Goes on until no process of the program is left, not only until its first one ends.
@@ -102,6 +105,9 @@ pub struct Summary {
     pub switching_ns: u64,
     /// Time by setting, by reason of the decision in force.
     pub time_by_setting_ns: BTreeMap<String, u64>,
+    /// Units of work that the program counted meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<f64>,
     /// What could not be done, in sentences.
     pub notes: Vec<String>,
 }
@@ -119,6 +125,10 @@ impl fmt::Display for Summary {
         )?;
         for (setting, &time_ns) in &self.time_by_setting_ns {
             writeln!(f, "muster: {:8.2} s on {setting}", seconds(time_ns))?;
+        }
+        if let Some(units) = self.progress {
+            let rate = units / seconds(self.wall_ns.max(1));
+            writeln!(f, "muster: {units} units of work by --metric, {rate:.1} a second")?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "muster: {note}"))
     }
@@ -176,6 +186,7 @@ struct Session<'a> {
     on_signal: OnSignal,
     /// A signal has ended the session.
     left: bool,
+    has_metric: bool,
     sampler: Sampler,
     placement: Placement,
     idle: Idle,
@@ -204,7 +215,10 @@ impl<'a> Session<'a> {
                 .map_err(|source| Error::Trace { path: path.display().to_string(), source })
         });
         let trace = trace.transpose()?;
-        let (program, group) = start_or_attach(options, journal, &allowed)?;
+        let progress = options.metric.as_ref().map(|source| open(source, &options.target)).transpose()?;
+        let counter = options.metric.as_ref().zip(progress.as_ref());
+        let counter = counter.and_then(|(source, progress)| progress.path_for_program(source));
+        let (program, group) = start_or_attach(options, journal, &allowed, counter)?;
         let cgroup =
             CgroupPaths { cpuacct_v1: group.as_ref().and_then(|group| group.cpuacct()).map(Into::into), unified: None };
         let is_ours = matches!(options.target, Target::Command(_));
@@ -223,7 +237,8 @@ impl<'a> Session<'a> {
             until_all_ended: options.until_all_ended,
             on_signal: if is_ours { options.on_signal } else { OnSignal::Leave },
             left: false,
-            sampler: Sampler::new(tree, allowed, &cgroup),
+            has_metric: options.metric.is_some(),
+            sampler: Sampler::new(tree, allowed, &cgroup, progress),
             placement,
             idle: Idle::untouched(),
             decision: first(&decider, allowed),
@@ -260,6 +275,10 @@ impl<'a> Session<'a> {
         }
         self.summary.wall_ns = monotonic_ns() - started_ns;
         self.summary.own_cpu_ns = own_cpu_ns() - own_cpu_before_ns;
+        self.summary.progress = self.sampler.total_progress();
+        if self.has_metric && self.summary.progress.unwrap_or(0.0) == 0.0 {
+            self.summary.notes.push("--metric: the count never rose, so that progress was judged without it".into());
+        }
         Ok(Outcome { exit_code: self.program.exit_code(), summary: self.summary })
     }
 
@@ -449,6 +468,7 @@ fn start_or_attach(
     options: &Options,
     journal: &Journal,
     allowed: &CpuSet,
+    counter: Option<PathBuf>,
 ) -> Result<(Program, Option<ProgramCgroup>), Error> {
     match &options.target {
         Target::Process(pid) => Ok((Program::attach(*pid)?, None)),
@@ -456,10 +476,20 @@ fn start_or_attach(
             let group = ProgramCgroup::create(journal, allowed);
             let doors = group.as_ref().map_or(Ok(Vec::new()), ProgramCgroup::doors);
             let doors = doors.map_err(Error::system("open the program's cgroup"))?;
-            let environment = start::environment(options.remedy, journal.run());
+            let environment = start::environment(options.remedy, journal.run(), counter);
             Ok((Program::start(command, &environment, doors)?, group))
         }
     }
+}
+
+/// Opens the count of work of `target`.
+fn open(source: &Source, target: &Target) -> Result<Progress, Error> {
+    if *source == Source::OwnCounter && matches!(target, Target::Process(_)) {
+        let why =
+            "a program that runs already cannot be told where to count; allowed with --pid: counter:PATH, file:PATH";
+        return Err(Error::Metric { why: format!("counter: {why}") });
+    }
+    Progress::open(source).map_err(|why| Error::Metric { why: format!("{source}: {why}") })
 }
 
 /// Keeps muster itself on the program's vCPUs: waking a vCPU that is busy anyway costs half of waking a halted one.

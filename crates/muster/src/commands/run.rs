@@ -4,7 +4,9 @@ use crate::BadInput;
 use anyhow::Context;
 use clap::ValueEnum;
 use muster_policy::consolidate::Prices;
-use muster_remedy::{Background, Error, OnSignal, Options, Outcome, RUN_VARIABLE, Side, Started, Target, detach};
+use muster_remedy::{
+    Background, Error, OnSignal, Options, Outcome, RUN_VARIABLE, Side, Source, Started, Target, detach,
+};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,6 +32,10 @@ pub struct Args {
     /// Stay in the foreground all the same: for service managers.
     #[arg(long, requires = "service")]
     foreground: bool,
+    /// Judge by the program's own count of its work: `counter` (MUSTER_PROGRESS names a file that it adds to),
+    /// `counter:PATH` (such a file that it keeps already) or `file:PATH` (the first number in a text).
+    #[arg(long, value_name = "SOURCE")]
+    metric: Option<Source>,
     /// Write what was seen and decided each period to FILE, one JSON object a line.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -110,6 +116,7 @@ fn care(args: Args, background: &mut Option<Background>) -> anyhow::Result<Outco
         objective: args.objective.into(),
         prices,
         topology: profile.topology,
+        metric: args.metric,
         trace: args.trace,
         until_all_ended: args.service,
         on_signal: if background.is_some() { OnSignal::Leave } else { OnSignal::PassOn },
@@ -146,7 +153,7 @@ fn refuse(error: Error) -> anyhow::Result<ExitCode> {
     let code = match error {
         Error::NotFound { .. } => 127,
         Error::NotRunnable { .. } => 126,
-        Error::NoProcess(_) | Error::NotPermitted { .. } | Error::Trace { .. } => {
+        Error::NoProcess(_) | Error::NotPermitted { .. } | Error::Metric { .. } | Error::Trace { .. } => {
             return Err(BadInput(error.to_string()).into());
         }
         other => return Err(other.into()),
