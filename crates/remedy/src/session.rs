@@ -230,7 +230,7 @@ impl<'a> Session<'a> {
         tree.exclude(guardian);
         let marker = is_ours.then(|| journal.run().to_owned());
         let placement = Placement::new(journal, group, marker, program.pid(), allowed)?;
-        let decider = decider(options.remedy, &config);
+        let decider = decider(options.remedy, &config, if trace.is_some() { Wanted::Everything } else { Wanted::Signals });
         Ok(Self {
             journal,
             program,
@@ -421,8 +421,9 @@ fn first(decider: &Decider, allowed: CpuSet) -> Decision {
     }
 }
 
-fn decider(remedy: Remedy, config: &Config) -> Decider {
-    let fixed = |idle| Decider::Fixed(Decision { idle, ..untouched(config.allowed) });
+/// `wanted` is what is to be told under a fixed decision, which needs to know nothing.
+fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Decider {
+    let fixed = |idle| Decider::Fixed(Decision { idle, wanted, ..untouched(config.allowed) });
     match remedy {
         Remedy::Auto | Remedy::Consolidate => Decider::Controller(Box::new(Controller::new(config.clone()))),
         Remedy::Poll => fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS }),
