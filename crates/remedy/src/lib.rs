@@ -1,9 +1,10 @@
 //! The live side inside a VM: facts of a running program go to the policy, its decisions to actuators.
 //!
-//! It changes affinities, cgroups and the guest's halt polling, each through the undo journal, and starts pause loops;
+//! It changes affinities, cgroups, the guest's halt polling and its clock source, each through the undo journal, and starts pause loops;
 //! for a service it forks. It decides nothing: what to do comes from `muster_policy`.
 
 mod cgroup;
+mod clock;
 mod error;
 pub mod idle;
 pub mod pause;

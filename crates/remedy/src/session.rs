@@ -5,7 +5,7 @@ use crate::idle::{Idle, guest_halt_poll_ns, may_poll};
 use crate::placement::{Placement, mask};
 use crate::program::Program;
 use crate::start;
-use crate::{Error, trace};
+use crate::{Error, clock, trace};
 use muster_model::{CpuSet, Topology};
 use muster_observe::progress::{Progress, Source};
 use muster_observe::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
@@ -36,6 +36,8 @@ pub enum Remedy {
     Poll,
     /// Pause loops keep vCPUs from halting, throughout.
     Awake,
+    /// A clock source that is read without leaving the guest, throughout.
+    Clock,
     /// Allocator settings that avoid remapping memory; given to the program at its start.
     Memory,
     /// Nothing: the program is watched and traced only.
@@ -210,6 +212,8 @@ impl<'a> Session<'a> {
         let allowed = allowed_cpus(&options.target)?;
         let config = config(options, allowed);
         check_permitted(options.remedy, &config.permitted)?;
+        let clock_source = (options.remedy == Remedy::Clock).then(clock::better_source).transpose();
+        let clock_source = clock_source.map_err(|why| Error::NotPermitted { remedy: "clock", why })?;
         let trace = options.trace.as_ref().map(|path| {
             trace::Writer::create(path, &config)
                 .map_err(|source| Error::Trace { path: path.display().to_string(), source })
@@ -218,6 +222,7 @@ impl<'a> Session<'a> {
         let progress = options.metric.as_ref().map(|source| open(source, &options.target)).transpose()?;
         let counter = options.metric.as_ref().zip(progress.as_ref());
         let counter = counter.and_then(|(source, progress)| progress.path_for_program(source));
+        clock_source.map_or(Ok(()), |source| clock::set(journal, &source))?;
         let (program, group) = start_or_attach(options, journal, &allowed, counter)?;
         let cgroup =
             CgroupPaths { cpuacct_v1: group.as_ref().and_then(|group| group.cpuacct()).map(Into::into), unified: None };
@@ -230,7 +235,8 @@ impl<'a> Session<'a> {
         tree.exclude(guardian);
         let marker = is_ours.then(|| journal.run().to_owned());
         let placement = Placement::new(journal, group, marker, program.pid(), allowed)?;
-        let decider = decider(options.remedy, &config, if trace.is_some() { Wanted::Everything } else { Wanted::Signals });
+        let decider =
+            decider(options.remedy, &config, if trace.is_some() { Wanted::Everything } else { Wanted::Signals });
         Ok(Self {
             journal,
             program,
@@ -428,7 +434,7 @@ fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Decider {
         Remedy::Auto | Remedy::Consolidate => Decider::Controller(Box::new(Controller::new(config.clone()))),
         Remedy::Poll => fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS }),
         Remedy::Awake => fixed(IdleMode::Awake),
-        Remedy::Memory | Remedy::None => fixed(IdleMode::Untouched),
+        Remedy::Clock | Remedy::Memory | Remedy::None => fixed(IdleMode::Untouched),
     }
 }
 

@@ -61,6 +61,8 @@ enum Remedy {
     Poll,
     /// Lowest-priority pause loops keep vCPUs from halting.
     Awake,
+    /// The guest's clock is read without leaving the guest (needs root).
+    Clock,
     /// glibc's allocator keeps memory instead of remapping it.
     Memory,
     /// Nothing; the program is only watched.
@@ -169,6 +171,7 @@ impl From<Remedy> for muster_remedy::Remedy {
             Remedy::Consolidate => Self::Consolidate,
             Remedy::Poll => Self::Poll,
             Remedy::Awake => Self::Awake,
+            Remedy::Clock => Self::Clock,
             Remedy::Memory => Self::Memory,
             Remedy::None => Self::None,
         }
