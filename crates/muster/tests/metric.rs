@@ -65,6 +65,45 @@ fn a_program_counts_as_the_book_says() {
     assert_eq!(plain.code(), Some(1), "without muster there is no counter, and no harm");
 }
 
+/// A function, and a static probe as `sys/sdt.h` makes one, passed 500 times.
+const PROBED: &str = r#"
+#include <time.h>
+__attribute__((noinline)) void unit(void) {
+    __asm__ volatile("990: nop\n"
+        ".pushsection .note.stapsdt,\"\",\"note\"\n .balign 4\n .4byte 992f-991f, 994f-993f, 3\n"
+        "991: .asciz \"stapsdt\"\n 992: .balign 4\n 993: .8byte 990b, _.stapsdt.base, 0\n"
+        ".asciz \"work\"\n .asciz \"unit\"\n .asciz \"\"\n 994: .balign 4\n .popsection\n"
+        ".pushsection .stapsdt.base,\"aG\",\"progbits\",.stapsdt.base,comdat\n .weak _.stapsdt.base\n"
+        ".hidden _.stapsdt.base\n _.stapsdt.base: .space 1\n .size _.stapsdt.base,1\n .popsection\n");
+}
+int main(void) {
+    for (int i = 0; i < 500; i++) { unit(); nanosleep(&(struct timespec){0, 1000000}, 0); }
+}
+"#;
+
+#[test]
+fn places_that_a_program_passes_count() {
+    let home = home();
+    let (source, program) = (home.path().join("program.c"), home.path().join("program"));
+    fs::write(&source, PROBED).expect("a source");
+    let compiled = Command::new("cc").args(["-O1", "-o"]).args([&program, &source]).output();
+    match compiled {
+        Err(_) => return eprintln!("SKIPPED: places_that_a_program_passes_count: there is no cc"),
+        Ok(compiler) => assert!(compiler.status.success(), "{}", String::from_utf8_lossy(&compiler.stderr)),
+    }
+    let name = program.to_str().expect("a name");
+    for metric in [format!("calls:{name}:unit"), format!("usdt:{name}:work:unit")] {
+        let output = muster(&home, &["--metric", &metric, "--json", "--", name]);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        if output.status.code() == Some(2) {
+            assert!(text.contains("takes root") || text.contains("has no uprobes"), "{text}");
+            eprintln!("SKIPPED: places_that_a_program_passes_count: {text}");
+            return;
+        }
+        assert_eq!(counted(&output), 500.0, "{metric}");
+    }
+}
+
 #[test]
 fn a_number_in_a_text_counts() {
     let home = home();
@@ -114,7 +153,10 @@ fn what_cannot_be_a_count_is_refused_in_one_sentence() {
     let home = home();
     let own = std::process::id().to_string();
     for (arguments, sentence) in [
-        (["--metric", "ops", "--", "true"], "allowed: counter, counter:PATH, file:PATH"),
+        (["--metric", "ops", "--", "true"], "allowed: counter, counter:PATH, file:PATH, calls:"),
+        (["--metric", "calls:/bin/sh:no_such_function", "--", "true"], "no function `no_such_function`"),
+        (["--metric", "calls:/proc/version:f", "--", "true"], "no 64-bit ELF program"),
+        (["--metric", "usdt:/bin/sh:nobody:nothing", "--", "true"], "no static probe `nobody:nothing`"),
         (["--metric", "counter", "--pid", &own], "cannot be told where to count"),
         (["--metric", "counter:/no/such/file", "--", "true"], "counter:/no/such/file: No such file"),
         (["--metric", "counter:/proc/version", "--", "true"], "in words of 8"),

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "bpf")]
 pub mod bpf;
+mod calls;
 pub mod counters;
 pub mod interrupts;
 pub mod ledger;

@@ -1,5 +1,7 @@
-//! The program's own count of its work, from wherever its user says it is kept. Reads files, and makes one in memory.
+//! The program's own count of its work, from wherever its user says it is kept. Reads files, makes one in
+//! memory, and sets probes that count.
 
+use crate::calls::Calls;
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use std::fmt;
 use std::fs::File;
@@ -30,6 +32,22 @@ pub enum Source {
     Counter(PathBuf),
     /// `file:PATH`: the first number in a text.
     Text(PathBuf),
+    /// `calls:PROGRAM:FUNCTION`: how often the processes of a program call a function.
+    Calls {
+        /// The program's file.
+        program: PathBuf,
+        /// The function's name in its symbol tables.
+        function: String,
+    },
+    /// `usdt:PROGRAM:PROVIDER:NAME`: how often they pass a static probe.
+    StaticProbe {
+        /// The program's file.
+        program: PathBuf,
+        /// Who provides the probe.
+        provider: String,
+        /// Its name.
+        name: String,
+    },
 }
 
 impl FromStr for Source {
@@ -40,9 +58,29 @@ impl FromStr for Source {
             None if text == "counter" => Ok(Self::OwnCounter),
             Some(("counter", path)) if !path.is_empty() => Ok(Self::Counter(path.into())),
             Some(("file", path)) if !path.is_empty() => Ok(Self::Text(path.into())),
-            _ => Err("allowed: counter, counter:PATH, file:PATH".to_owned()),
+            Some(("calls", place)) => calls(place).ok_or_else(unknown),
+            Some(("usdt", place)) => static_probe(place).ok_or_else(unknown),
+            _ => Err(unknown()),
         }
     }
+}
+
+fn unknown() -> String {
+    "allowed: counter, counter:PATH, file:PATH, calls:PROGRAM:FUNCTION, usdt:PROGRAM:PROVIDER:NAME".to_owned()
+}
+
+fn calls(place: &str) -> Option<Source> {
+    let (program, function) =
+        place.rsplit_once(':').filter(|(program, function)| !program.is_empty() && !function.is_empty())?;
+    Some(Source::Calls { program: program.into(), function: function.to_owned() })
+}
+
+fn static_probe(place: &str) -> Option<Source> {
+    let (place, name) = place.rsplit_once(':')?;
+    let (program, provider) = place.rsplit_once(':')?;
+    let is_whole = [program, provider, name].iter().all(|part| !part.is_empty());
+    let (provider, name) = (provider.to_owned(), name.to_owned());
+    is_whole.then(|| Source::StaticProbe { program: program.into(), provider, name })
 }
 
 impl fmt::Display for Source {
@@ -51,6 +89,10 @@ impl fmt::Display for Source {
             Self::OwnCounter => write!(f, "counter"),
             Self::Counter(path) => write!(f, "counter:{}", path.display()),
             Self::Text(path) => write!(f, "file:{}", path.display()),
+            Self::Calls { program, function } => write!(f, "calls:{}:{function}", program.display()),
+            Self::StaticProbe { program, provider, name } => {
+                write!(f, "usdt:{}:{provider}:{name}", program.display())
+            }
         }
     }
 }
@@ -61,6 +103,7 @@ enum Place {
     /// With a buffer of its size.
     Counter(File, Vec<u8>),
     Text(PathBuf),
+    Calls(Calls),
 }
 
 /// A count of work under watch.
@@ -89,6 +132,10 @@ impl Progress {
                 (Place::Counter(file, vec![0; length]), None)
             }
             Source::Text(path) => (Place::Text(check_text(path)?), None),
+            Source::Calls { program, function } => (Place::Calls(Calls::of_function(program, function)?), Some(0.0)),
+            Source::StaticProbe { program, provider, name } => {
+                (Place::Calls(Calls::of_static_probe(program, provider, name)?), Some(0.0))
+            }
         };
         Ok(Self { place, first, last: None })
     }
@@ -113,6 +160,7 @@ impl Progress {
         let now = match &mut self.place {
             Place::Counter(file, buffer) => sum(file, buffer),
             Place::Text(path) => text(path).ok().and_then(|text| first_number(&text)),
+            Place::Calls(calls) => calls.read().map(|count| count as f64),
         }?;
         let first = *self.first.filter(|&first| first <= now).get_or_insert(now);
         (self.first, self.last) = (Some(first), Some(now));
@@ -198,7 +246,24 @@ mod tests {
         assert_eq!("counter".parse(), Ok(Source::OwnCounter));
         assert_eq!("counter:/a:b".parse(), Ok(Source::Counter("/a:b".into())));
         assert_eq!("file:x".parse(), Ok(Source::Text("x".into())));
-        for bad in ["", "counter:", "file:", "file", "other:x", "/path"] {
+        let (program, function) = ("/bin/a:b".into(), "f".to_owned());
+        assert_eq!("calls:/bin/a:b:f".parse(), Ok(Source::Calls { program, function }));
+        let probe = "usdt:/bin/x:y:z".parse::<Source>().unwrap();
+        assert!(matches!(&probe, Source::StaticProbe { name, .. } if name == "z"));
+        assert_eq!(probe.to_string(), "usdt:/bin/x:y:z");
+        for bad in [
+            "",
+            "calls:f",
+            "calls::f",
+            "calls:p:",
+            "usdt:p:n",
+            "usdt:p::n",
+            "counter:",
+            "file:",
+            "file",
+            "other:x",
+            "/path",
+        ] {
             assert!(bad.parse::<Source>().unwrap_err().contains("counter:PATH"), "{bad}");
         }
     }

@@ -492,8 +492,7 @@ fn start_or_attach(
 /// Opens the count of work of `target`.
 fn open(source: &Source, target: &Target) -> Result<Progress, Error> {
     if *source == Source::OwnCounter && matches!(target, Target::Process(_)) {
-        let why =
-            "a program that runs already cannot be told where to count; allowed with --pid: counter:PATH, file:PATH";
+        let why = "a program that runs already cannot be told where to count; allowed with --pid: every other source";
         return Err(Error::Metric { why: format!("counter: {why}") });
     }
     Progress::open(source).map_err(|why| Error::Metric { why: format!("{source}: {why}") })

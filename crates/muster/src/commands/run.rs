@@ -33,7 +33,8 @@ pub struct Args {
     #[arg(long, requires = "service")]
     foreground: bool,
     /// Judge by the program's own count of its work: `counter` (MUSTER_PROGRESS names a file that it adds to),
-    /// `counter:PATH` (such a file that it keeps already) or `file:PATH` (the first number in a text).
+    /// `counter:PATH` (such a file that it keeps already), `file:PATH` (the first number in a text), or with root
+    /// `calls:PROGRAM:FUNCTION` and `usdt:PROGRAM:PROVIDER:NAME` (how often its processes pass there).
     #[arg(long, value_name = "SOURCE")]
     metric: Option<Source>,
     /// Write what was seen and decided each period to FILE, one JSON object a line.
