@@ -114,7 +114,12 @@ pub struct Progress {
     first: Option<f64>,
     /// The count as last read.
     last: Option<f64>,
+    /// A bit for each of the last readings, set where the count had risen.
+    rises: u16,
 }
+
+/// A count that rose in fewer of the last 16 readings is too coarse for what lies between two of them.
+const ENOUGH_RISES: u32 = 8;
 
 impl Progress {
     /// Opens a count.
@@ -137,7 +142,7 @@ impl Progress {
                 (Place::Calls(Calls::of_static_probe(program, provider, name)?), Some(0.0))
             }
         };
-        Ok(Self { place, first, last: None })
+        Ok(Self { place, first, last: None, rises: u16::MAX })
     }
 
     /// What tells a program, started by this process, where to count; `None` unless the counter was made for it.
@@ -153,10 +158,21 @@ impl Progress {
         }
     }
 
-    /// The units of work done so far. `None` before the count has risen for the first time, because a program that does
-    /// not count yet does not stand still; and when there is nothing to be read, as while a text is being rewritten. A
+    /// The units of work done so far, as far as they tell something. `None` before the count has risen for the first
+    /// time, because a program that does not count yet does not stand still; when there is nothing to be read, as while
+    /// a text is being rewritten; and while the count stands still at most readings, because it is too coarse for them. A
     /// count that falls begins anew.
     pub fn read(&mut self) -> Option<f64> {
+        let before = self.last;
+        let count = self.count();
+        if count.is_some() {
+            self.rises = self.rises << 1 | u16::from(self.last > before);
+        }
+        count.filter(|_| self.rises.count_ones() >= ENOUGH_RISES)
+    }
+
+    /// The units of work done so far; `None` before the first rise and when there is nothing to be read.
+    fn count(&mut self) -> Option<f64> {
         let now = match &mut self.place {
             Place::Counter(file, buffer) => sum(file, buffer),
             Place::Text(path) => text(path).ok().and_then(|text| first_number(&text)),
@@ -169,7 +185,7 @@ impl Progress {
 
     /// The units of work done between the first reading and now; `None` when nothing could ever be read.
     pub fn total(&mut self) -> Option<f64> {
-        let _the_last_reading_stands = self.read();
+        let _the_last_reading_stands = self.count();
         Some(self.last? - self.first?)
     }
 }
@@ -279,6 +295,27 @@ mod tests {
         program.write_all_at(&5_u64.to_ne_bytes(), COUNTER_BYTES as u64 - 8).unwrap();
         assert_eq!(progress.read(), Some(12.0));
         assert_eq!(progress.total(), Some(12.0));
+    }
+
+    /// Judged by a count that moved 15 times a second, a program was held in the slower of two settings.
+    #[test]
+    fn a_count_that_seldom_moves_tells_nothing() {
+        let mut progress = Progress::open(&Source::OwnCounter).unwrap();
+        let path = progress.path_for_program(&Source::OwnCounter).unwrap();
+        let program = File::options().write(true).open(path).unwrap();
+        let mut told = |moves: fn(u64) -> u64, readings: std::ops::Range<u64>| {
+            let one = |reading: u64| {
+                program.write_all_at(&moves(reading).to_ne_bytes(), 0).unwrap();
+                progress.read().is_some()
+            };
+            readings.map(one).filter(|&is_told| is_told).count()
+        };
+        assert_eq!(told(|reading| reading, 1..101), 100, "it moves always");
+        assert_eq!(told(|reading| 100 + reading / 2, 101..201), 100, "every second time");
+        assert!(told(|reading| 200 + reading / 20, 300..316) < 16, "seldom");
+        assert_eq!(told(|reading| 200 + reading / 20, 316..400), 0, "seldom, which is known by now");
+        assert!(told(|reading| 1000 + reading, 1..17) > 0, "always again");
+        assert_eq!(told(|reading| 1000 + reading, 17..101), 84, "always, which is known by now");
     }
 
     #[test]
