@@ -12,6 +12,7 @@ def parse(output: str) -> dict:
     window = json.loads(lines["window"])
     return {
         "metric": float(lines["metric"].split()[0]),
+        "load_began_s": window["began_s"],
         "load_wall_s": window["wall_s"],
         "load_busy_s": window["busy_s"],
         # Burnt: what the guest's vCPUs did not spend halted: work, polling and wake-up latency alike.

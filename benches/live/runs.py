@@ -129,6 +129,14 @@ def run_once(arm: str, command: list[str], parse: Callable[[str], dict], options
     }
 
 
+def write_results(path: Path | None, results: dict) -> None:
+    """Replaces the file whole, so that a kill leaves the old one or the new one."""
+    if path:
+        temporary = path.with_name(path.name + ".new")
+        temporary.write_text(json.dumps(results, indent=1) + "\n")
+        temporary.rename(path)
+
+
 def arm_prefix(arm: str, options: argparse.Namespace) -> list[str]:
     """What stands before the command. The arm `explain` needs `options.explain_out`, where the explanation goes."""
     run = [str(options.muster), "run", "--json"]

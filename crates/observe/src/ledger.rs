@@ -156,20 +156,12 @@ fn steal(seen: &Observation) -> Amount {
     }
 }
 
-/// Clock sources that are read in user mode or from memory, without an exit.
-const FREE_CLOCKS: [&str; 5] = ["tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "xen", "arch_sys_counter"];
-
-/// Whether reading this clock source leaves the guest.
-pub fn clock_leaves_guest(clock_source: &str) -> bool {
-    !clock_source.is_empty() && !FREE_CLOCKS.contains(&clock_source)
-}
-
 fn clock_emulation(seen: &Observation) -> Amount {
     let source = &seen.settings.clock_source;
     if source.is_empty() {
         return Amount::NotObservable { reason: "the kernel does not name its clock source".into() };
     }
-    if !clock_leaves_guest(source) {
+    if !seen.settings.clock_leaves_guest() {
         return Amount::AtMost {
             time_ns: 0,
             derivation: format!("clock source {source} is read without leaving the guest"),

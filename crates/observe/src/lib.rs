@@ -2,12 +2,14 @@
 
 #[cfg(feature = "bpf")]
 pub mod bpf;
+mod calls;
 pub mod counters;
 pub mod interrupts;
 pub mod ledger;
 pub mod machine;
 pub mod prices;
 pub mod program;
+pub mod progress;
 pub mod sampler;
 pub mod signals;
 pub mod states;

@@ -3,6 +3,7 @@
 //! Reads /proc, sysfs and cgroup files and CPU clocks; every file is opened once and re-read in place. The prices of
 //! the channels differ by a factor of fifty, so the caller chooses per sample how much it wants to know.
 
+use crate::progress::Progress;
 use crate::tree::Tree;
 use muster_model::{CpuSet, PeriodFacts};
 use std::collections::HashMap;
@@ -84,6 +85,7 @@ struct Totals {
     busiest_switches: Option<u64>,
     io_calls: Option<u64>,
     io_bytes: Option<u64>,
+    progress: Option<f64>,
 }
 
 /// Reads a program's counters period by period.
@@ -97,14 +99,15 @@ pub struct Sampler {
     stat: Option<Counter>,
     io: PerTask<2>,
     schedstat: PerTask<2>,
+    progress: Option<Progress>,
     buffer: Vec<u8>,
     signals: Totals,
     full: Totals,
 }
 
 impl Sampler {
-    /// Starts to watch the processes of `tree` on the vCPUs `allowed`.
-    pub fn new(tree: Tree, allowed: CpuSet, cgroup: &CgroupPaths) -> Self {
+    /// Starts to watch the processes of `tree` on the vCPUs `allowed`, and the program's own count of its work.
+    pub fn new(tree: Tree, allowed: CpuSet, cgroup: &CgroupPaths, progress: Option<Progress>) -> Self {
         let (polling, halting) = allowed.iter().flat_map(idle_states).partition::<Vec<_>, _>(|state| is_polling(state));
         let mut sampler = Self {
             cpu: cpu_channel(cgroup),
@@ -113,6 +116,7 @@ impl Sampler {
             stat: Counter::open("/proc/stat"),
             io: PerTask::default(),
             schedstat: PerTask::default(),
+            progress,
             buffer: Vec::new(),
             signals: Totals::default(),
             full: Totals::default(),
@@ -142,6 +146,11 @@ impl Sampler {
     /// The processes under watch, to refresh them or leave one out.
     pub fn tree_mut(&mut self) -> &mut Tree {
         &mut self.tree
+    }
+
+    /// The units of work that the program has counted so far; `None` where it does not.
+    pub fn total_progress(&mut self) -> Option<f64> {
+        self.progress.as_mut()?.total()
     }
 
     /// What happened since the last sample of at least this detail; `active` is handed through.
@@ -177,7 +186,7 @@ impl Sampler {
                 .or_else(|| difference(now.busiest_switches, before.busiest_switches)),
             io_calls: difference(now.io_calls, before.io_calls),
             io_bytes: difference(now.io_bytes, before.io_bytes),
-            progress: None,
+            progress: now.progress.zip(before.progress).map(|(now, before)| now - before).filter(|&units| units >= 0.0),
             threads: self.tree.threads().count() as u32,
             pairs: None,
         }
@@ -185,6 +194,7 @@ impl Sampler {
 
     fn totals(&mut self, detail: Detail) -> Totals {
         let mut totals = Totals { now_ns: monotonic_ns(), cpu_ns: self.cpu_ns(), ..Totals::default() };
+        totals.progress = self.progress.as_mut().and_then(Progress::read);
         if detail != Detail::Handovers {
             totals.idle_entries = sum(&self.halting.usage, &mut self.buffer, 1);
             totals.poll_entries = sum(&self.polling.usage, &mut self.buffer, 1);
@@ -439,7 +449,7 @@ mod tests {
         let me = std::process::id();
         let tree = Tree::new(me, None).expect("this process exists");
         let allowed = CpuSet::first(1);
-        let mut sampler = Sampler::new(tree, allowed, &CgroupPaths::default());
+        let mut sampler = Sampler::new(tree, allowed, &CgroupPaths::default(), None);
         let mut waste = 0u64;
         for round in 0..20_000_000u64 {
             waste = std::hint::black_box(waste.wrapping_add(round));

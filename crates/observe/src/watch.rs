@@ -171,7 +171,7 @@ impl Watcher {
         let mut usage = UsageReader::default();
         let now = usage.read(tree.processes());
         let first = if is_new { Usage::default() } else { now };
-        let sampler = Sampler::new(tree, allowed, &CgroupPaths::default());
+        let sampler = Sampler::new(tree, allowed, &CgroupPaths::default(), None);
         let period_due_ns = before.now_ns + PERIOD_NS;
         Self {
             sampler,

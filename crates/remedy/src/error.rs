@@ -30,6 +30,12 @@ pub enum Error {
         /// What is missing and how to give it.
         why: String,
     },
+    /// The program's own count cannot be read.
+    #[error("--metric {why}")]
+    Metric {
+        /// The source, and what is wrong with it.
+        why: String,
+    },
     /// The undo journal refused.
     #[error(transparent)]
     Undo(#[from] muster_undo::Error),

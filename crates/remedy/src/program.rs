@@ -1,9 +1,10 @@
 //! The program under care: started here or attached to, waited for, and sent the signals muster gets.
 
 use crate::Error;
+use crate::service::exit_code;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, wait};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, wait};
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,6 +17,7 @@ pub struct Program {
     pid: Pid,
     pidfd: OwnedFd,
     ours: bool,
+    ended: bool,
     exit_code: Option<u8>,
 }
 
@@ -48,7 +50,7 @@ impl Program {
     fn watch(pid: u32, ours: bool) -> Result<Self, Error> {
         let number = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(Error::NoProcess(pid))?;
         let pidfd = pidfd_open(number, PidfdFlags::empty()).map_err(|_| Error::NoProcess(pid))?;
-        Ok(Self { pid: number, pidfd, ours, exit_code: None })
+        Ok(Self { pid: number, pidfd, ours, ended: false, exit_code: None })
     }
 
     /// Its first process.
@@ -56,11 +58,14 @@ impl Program {
         self.pid.as_raw_nonzero().get() as u32
     }
 
-    /// Waits up to `timeout_ns` for its first process to end, less when a signal arrives.
+    /// Waits up to `timeout_ns` for its first process to end, less when a signal arrives; for the whole time once it
+    /// has been seen to have ended.
     pub fn wait(&self, timeout_ns: u64) -> io::Result<()> {
         let timeout =
             Timespec { tv_sec: (timeout_ns / 1_000_000_000) as i64, tv_nsec: (timeout_ns % 1_000_000_000) as i64 };
-        match poll(&mut [PollFd::new(&self.pidfd.as_fd(), PollFlags::IN)], Some(&timeout)) {
+        // The pidfd of an ended process is ready for ever.
+        let awaited = if self.ended { PollFlags::empty() } else { PollFlags::IN };
+        match poll(&mut [PollFd::new(&self.pidfd.as_fd(), awaited)], Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
             Err(errno) => Err(errno.into()),
         }
@@ -69,16 +74,18 @@ impl Program {
     /// Reaps what has ended; true once the first process has.
     pub fn has_ended(&mut self) -> bool {
         if !self.ours {
-            let gone =
-                poll(&mut [PollFd::new(&self.pidfd.as_fd(), PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-            return gone.is_ok_and(|ready| ready > 0);
+            let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let gone = poll(&mut [PollFd::new(&self.pidfd.as_fd(), PollFlags::IN)], Some(&at_once));
+            self.ended |= gone.is_ok_and(|ready| ready > 0);
+            return self.ended;
         }
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             if pid == self.pid {
                 self.exit_code = Some(exit_code(status));
+                self.ended = true;
             }
         }
-        self.exit_code.is_some()
+        self.ended
     }
 
     /// The exit code as a shell gives it (128 + signal); `None` for a program that was attached to.
@@ -100,7 +107,21 @@ fn not_started(name: &OsString, source: io::Error) -> Error {
     }
 }
 
-fn exit_code(status: WaitStatus) -> u8 {
-    let code = status.exit_status().unwrap_or_else(|| 128 + status.terminating_signal().unwrap_or(0));
-    code as u8
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    /// The descendants of an ended process are watched in the same periods, not as fast as the CPU can.
+    #[test]
+    fn waiting_goes_on_after_the_first_process() {
+        let mut child = Command::new("true").spawn().expect("a process");
+        let mut program = Program::attach(child.id()).expect("it is there until it is waited for");
+        program.wait(u64::MAX >> 1).expect("its end");
+        assert!(program.has_ended());
+        let before = Instant::now();
+        program.wait(20_000_000).expect("a pause");
+        assert!(before.elapsed() >= Duration::from_millis(20));
+        child.wait().expect("its status");
+    }
 }

@@ -5,8 +5,9 @@ use crate::idle::{Idle, guest_halt_poll_ns, may_poll};
 use crate::placement::{Placement, mask};
 use crate::program::Program;
 use crate::start;
-use crate::{Error, trace};
+use crate::{Error, clock, trace};
 use muster_model::{CpuSet, Topology};
+use muster_observe::progress::{Progress, Source};
 use muster_observe::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
 use muster_observe::tree::Tree;
 use muster_policy::consolidate::{
@@ -21,6 +22,7 @@ use signal_hook::low_level::siginfo::Cause;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
+use std::io;
 use std::path::PathBuf;
 
 /// What is done for a program.
@@ -34,6 +36,8 @@ pub enum Remedy {
     Poll,
     /// Pause loops keep vCPUs from halting, throughout.
     Awake,
+    /// A clock source that is read without leaving the guest, throughout.
+    Clock,
     /// Allocator settings that avoid remapping memory; given to the program at its start.
     Memory,
     /// Nothing: the program is watched and traced only.
@@ -62,10 +66,32 @@ pub struct Options {
     pub prices: Prices,
     /// The machine's shape.
     pub topology: Topology,
+    /// Where the program's own count of its work is kept.
+    pub metric: Option<Source>,
     /// Where facts and decisions are written.
     pub trace: Option<PathBuf>,
     /// Goes on until no process of the program is left, not only until its first one ends.
     pub until_all_ended: bool,
+    /// What a signal to muster does to a program that it started.
+    pub on_signal: OnSignal,
+}
+
+/// What SIGINT, SIGTERM and SIGHUP do. A program that was attached to is always left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnSignal {
+    /// They reach the program, as if muster were not there.
+    PassOn,
+    /// They end the session; the program goes on as it would without.
+    Leave,
+}
+
+/// A session that has begun.
+#[derive(Debug)]
+pub struct Started<'a> {
+    /// The program's first process.
+    pub program: u32,
+    /// What could not be done, in sentences.
+    pub notes: &'a [String],
 }
 
 /// How a session went.
@@ -81,6 +107,9 @@ pub struct Summary {
     pub switching_ns: u64,
     /// Time by setting, by reason of the decision in force.
     pub time_by_setting_ns: BTreeMap<String, u64>,
+    /// Units of work that the program counted meanwhile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<f64>,
     /// What could not be done, in sentences.
     pub notes: Vec<String>,
 }
@@ -98,6 +127,10 @@ impl fmt::Display for Summary {
         )?;
         for (setting, &time_ns) in &self.time_by_setting_ns {
             writeln!(f, "muster: {:8.2} s on {setting}", seconds(time_ns))?;
+        }
+        if let Some(units) = self.progress {
+            let rate = units / seconds(self.wall_ns.max(1));
+            writeln!(f, "muster: {units} units of work by --metric, {rate:.1} a second")?;
         }
         self.notes.iter().try_for_each(|note| writeln!(f, "muster: {note}"))
     }
@@ -126,12 +159,12 @@ const REFRESH_NS: u64 = 20_000_000;
 const REFRESH_SHARE: u64 = 5000;
 
 /// Runs or attaches to the program and cares for it until it ends; whatever was changed is put back before this
-/// returns.
+/// returns. `ready` is called once the program runs and a fixed remedy is in force; its error ends the session.
 ///
 /// # Errors
 /// When the program cannot be started or found, or the undo journal cannot be kept. A remedy that fails later is
 /// withdrawn and noted in the summary; the program goes on.
-pub fn run(options: &Options) -> Result<Outcome, Error> {
+pub fn run(options: &Options, ready: impl FnOnce(&Started) -> io::Result<()>) -> Result<Outcome, Error> {
     // Before the journal: from here on only SIGKILL ends this process without putting things back.
     let signals = SignalsInfo::new([SIGINT, SIGTERM, SIGHUP]).map_err(Error::system("catch signals"))?;
     for report in recover(&Directory::standard()?)? {
@@ -139,7 +172,8 @@ pub fn run(options: &Options) -> Result<Outcome, Error> {
     }
     let journal = Journal::create(Directory::standard()?, &new_run_id().map_err(Error::system("read /proc"))?)?;
     let guardian = guardian::spawn(&journal)?;
-    let outcome = Session::begin(options, &journal, guardian.pid(), signals).and_then(Session::watch);
+    let session = Session::begin(options, &journal, guardian.pid(), signals);
+    let outcome = session.and_then(|session| session.watch(ready));
     let report = journal.restore();
     if !report.is_complete() {
         tracing::error!(?report, "not everything could be put back; `muster undo` tries again");
@@ -151,6 +185,10 @@ struct Session<'a> {
     journal: &'a Journal,
     program: Program,
     until_all_ended: bool,
+    on_signal: OnSignal,
+    /// A signal has ended the session.
+    left: bool,
+    has_metric: bool,
     sampler: Sampler,
     placement: Placement,
     idle: Idle,
@@ -174,7 +212,18 @@ impl<'a> Session<'a> {
         let allowed = allowed_cpus(&options.target)?;
         let config = config(options, allowed);
         check_permitted(options.remedy, &config.permitted)?;
-        let (program, group) = start_or_attach(options, journal, &allowed)?;
+        let clock_source = (options.remedy == Remedy::Clock).then(clock::better_source).transpose();
+        let clock_source = clock_source.map_err(|why| Error::NotPermitted { remedy: "clock", why })?;
+        let trace = options.trace.as_ref().map(|path| {
+            trace::Writer::create(path, &config)
+                .map_err(|source| Error::Trace { path: path.display().to_string(), source })
+        });
+        let trace = trace.transpose()?;
+        let progress = options.metric.as_ref().map(|source| open(source, &options.target)).transpose()?;
+        let counter = options.metric.as_ref().zip(progress.as_ref());
+        let counter = counter.and_then(|(source, progress)| progress.path_for_program(source));
+        clock_source.map_or(Ok(()), |source| clock::set(journal, &source))?;
+        let (program, group) = start_or_attach(options, journal, &allowed, counter)?;
         let cgroup =
             CgroupPaths { cpuacct_v1: group.as_ref().and_then(|group| group.cpuacct()).map(Into::into), unified: None };
         let is_ours = matches!(options.target, Target::Command(_));
@@ -186,21 +235,21 @@ impl<'a> Session<'a> {
         tree.exclude(guardian);
         let marker = is_ours.then(|| journal.run().to_owned());
         let placement = Placement::new(journal, group, marker, program.pid(), allowed)?;
-        let decider = decider(options.remedy, &config);
-        let trace = options.trace.as_ref().map(|path| {
-            trace::Writer::create(path, &config)
-                .map_err(|source| Error::Trace { path: path.display().to_string(), source })
-        });
+        let decider =
+            decider(options.remedy, &config, if trace.is_some() { Wanted::Everything } else { Wanted::Signals });
         Ok(Self {
             journal,
             program,
             until_all_ended: options.until_all_ended,
-            sampler: Sampler::new(tree, allowed, &cgroup),
+            on_signal: if is_ours { options.on_signal } else { OnSignal::Leave },
+            left: false,
+            has_metric: options.metric.is_some(),
+            sampler: Sampler::new(tree, allowed, &cgroup, progress),
             placement,
             idle: Idle::untouched(),
             decision: first(&decider, allowed),
             decider,
-            trace: trace.transpose()?,
+            trace,
             signals,
             summary: Summary::default(),
             refreshed_ns: 0,
@@ -209,19 +258,21 @@ impl<'a> Session<'a> {
     }
 
     /// The session's life, period by period.
-    fn watch(mut self) -> Result<Outcome, Error> {
+    fn watch(mut self, ready: impl FnOnce(&Started) -> io::Result<()>) -> Result<Outcome, Error> {
         let (started_ns, own_cpu_before_ns) = (monotonic_ns(), own_cpu_ns());
         if let Decider::Fixed(decision) = &self.decider {
             let decision = decision.clone();
             self.put_in_force(decision);
         }
+        let started = Started { program: self.program.pid(), notes: &self.summary.notes };
+        ready(&started).map_err(Error::system("tell the caller that the program is cared for"))?;
         let mut period_began_ns = monotonic_ns();
         while self.goes_on() {
             let ends_ns = period_began_ns + self.decision.next_period_ns;
             let now_ns = monotonic_ns();
             if now_ns < ends_ns {
                 self.program.wait(ends_ns - now_ns).map_err(Error::system("wait for the program"))?;
-                self.forward_signals();
+                self.take_signals();
                 if monotonic_ns() < ends_ns {
                     continue;
                 }
@@ -230,10 +281,17 @@ impl<'a> Session<'a> {
         }
         self.summary.wall_ns = monotonic_ns() - started_ns;
         self.summary.own_cpu_ns = own_cpu_ns() - own_cpu_before_ns;
+        self.summary.progress = self.sampler.total_progress();
+        if self.has_metric && self.summary.progress.unwrap_or(0.0) == 0.0 {
+            self.summary.notes.push("--metric: the count never rose, so that progress was judged without it".into());
+        }
         Ok(Outcome { exit_code: self.program.exit_code(), summary: self.summary })
     }
 
     fn goes_on(&mut self) -> bool {
+        if self.left {
+            return false;
+        }
         let ended = self.program.has_ended();
         if ended && self.until_all_ended {
             self.sampler.tree_mut().refresh();
@@ -318,18 +376,25 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Passes signals on that somebody sent to muster; a terminal's reach the program by themselves.
-    fn forward_signals(&mut self) {
+    /// Ends the session, or passes on what somebody sent to muster; a terminal's signals reach the program by themselves.
+    fn take_signals(&mut self) {
         for origin in self.signals.pending() {
-            let signal = match origin.signal {
-                SIGINT => Signal::INT,
-                SIGHUP => Signal::HUP,
-                _ => Signal::TERM,
-            };
-            if matches!(origin.cause, Cause::Sent(_)) {
-                self.program.signal(signal);
+            match self.on_signal {
+                OnSignal::Leave => self.left = true,
+                OnSignal::PassOn if matches!(origin.cause, Cause::Sent(_)) => {
+                    self.program.signal(as_signal(origin.signal))
+                }
+                OnSignal::PassOn => {}
             }
         }
+    }
+}
+
+fn as_signal(signal: i32) -> Signal {
+    match signal {
+        SIGINT => Signal::INT,
+        SIGHUP => Signal::HUP,
+        _ => Signal::TERM,
     }
 }
 
@@ -362,13 +427,14 @@ fn first(decider: &Decider, allowed: CpuSet) -> Decision {
     }
 }
 
-fn decider(remedy: Remedy, config: &Config) -> Decider {
-    let fixed = |idle| Decider::Fixed(Decision { idle, ..untouched(config.allowed) });
+/// `wanted` is what is to be told under a fixed decision, which needs to know nothing.
+fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Decider {
+    let fixed = |idle| Decider::Fixed(Decision { idle, wanted, ..untouched(config.allowed) });
     match remedy {
         Remedy::Auto | Remedy::Consolidate => Decider::Controller(Box::new(Controller::new(config.clone()))),
         Remedy::Poll => fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS }),
         Remedy::Awake => fixed(IdleMode::Awake),
-        Remedy::Memory | Remedy::None => fixed(IdleMode::Untouched),
+        Remedy::Clock | Remedy::Memory | Remedy::None => fixed(IdleMode::Untouched),
     }
 }
 
@@ -409,6 +475,7 @@ fn start_or_attach(
     options: &Options,
     journal: &Journal,
     allowed: &CpuSet,
+    counter: Option<PathBuf>,
 ) -> Result<(Program, Option<ProgramCgroup>), Error> {
     match &options.target {
         Target::Process(pid) => Ok((Program::attach(*pid)?, None)),
@@ -416,10 +483,19 @@ fn start_or_attach(
             let group = ProgramCgroup::create(journal, allowed);
             let doors = group.as_ref().map_or(Ok(Vec::new()), ProgramCgroup::doors);
             let doors = doors.map_err(Error::system("open the program's cgroup"))?;
-            let environment = start::environment(options.remedy, journal.run());
+            let environment = start::environment(options.remedy, journal.run(), counter);
             Ok((Program::start(command, &environment, doors)?, group))
         }
     }
+}
+
+/// Opens the count of work of `target`.
+fn open(source: &Source, target: &Target) -> Result<Progress, Error> {
+    if *source == Source::OwnCounter && matches!(target, Target::Process(_)) {
+        let why = "a program that runs already cannot be told where to count; allowed with --pid: every other source";
+        return Err(Error::Metric { why: format!("counter: {why}") });
+    }
+    Progress::open(source).map_err(|why| Error::Metric { why: format!("{source}: {why}") })
 }
 
 /// Keeps muster itself on the program's vCPUs: waking a vCPU that is busy anyway costs half of waking a halted one.

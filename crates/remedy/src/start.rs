@@ -1,7 +1,9 @@
 //! Remedies that a program gets at its start, through its environment.
 
 use crate::Remedy;
+use muster_observe::progress;
 use muster_undo::RUN_VARIABLE;
+use std::path::PathBuf;
 
 /// Allocations up to this size come from the heap, not from a mapping of their own: glibc's largest (mallopt(3)).
 const MMAP_THRESHOLD_BYTES: u64 = 32 << 20;
@@ -9,8 +11,9 @@ const MMAP_THRESHOLD_BYTES: u64 = 32 << 20;
 const TOP_PAD_BYTES: u64 = 64 << 20;
 
 /// The environment variables the program is started with.
-pub fn environment(remedy: Remedy, run: &str) -> Vec<(&'static str, String)> {
+pub fn environment(remedy: Remedy, run: &str, counter: Option<PathBuf>) -> Vec<(&'static str, String)> {
     let mut variables = vec![(RUN_VARIABLE, run.to_owned())];
+    variables.extend(counter.map(|path| (progress::VARIABLE, path.display().to_string())));
     if remedy == Remedy::Memory {
         variables.push(("GLIBC_TUNABLES", tunables(std::env::var("GLIBC_TUNABLES").ok())));
     }

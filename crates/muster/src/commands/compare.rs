@@ -42,7 +42,7 @@ pub struct Args {
     /// What the metric counts
     #[arg(long, value_name = "WORD", value_parser = NonEmptyStringValueParser::new())]
     metric_name: Option<String>,
-    /// An arm: plain, auto, consolidate, poll, awake or memory, or NAME='PREFIX COMMAND' of your own; may be repeated
+    /// An arm: plain, auto, consolidate, poll, awake, clock or memory, or NAME='PREFIX COMMAND' of your own; may be repeated
     /// [default: plain and auto]
     #[arg(long = "arm", value_name = "NAME")]
     arms: Vec<String>,

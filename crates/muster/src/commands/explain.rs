@@ -4,7 +4,7 @@ use crate::BadInput;
 use anyhow::Context;
 use muster_model::Profile;
 use muster_model::results::{Explanation, ResultFile};
-use muster_observe::ledger::{clock_leaves_guest, ledger, others_ns};
+use muster_observe::ledger::{ledger, others_ns};
 use muster_observe::prices::UnitPrices;
 use muster_observe::program::{Output, Program, stop_on_signals};
 use muster_observe::signals::signals;
@@ -186,8 +186,8 @@ fn clock(seen: &Observation) -> Clock {
     let settings = &seen.settings;
     Clock {
         source: settings.clock_source.clone(),
-        leaves_guest: clock_leaves_guest(&settings.clock_source),
-        better: settings.clock_sources.iter().find(|source| !clock_leaves_guest(source)).cloned(),
+        leaves_guest: settings.clock_leaves_guest(),
+        better: settings.better_clock_source().map(str::to_owned),
     }
 }
 

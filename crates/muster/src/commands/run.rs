@@ -4,7 +4,9 @@ use crate::BadInput;
 use anyhow::Context;
 use clap::ValueEnum;
 use muster_policy::consolidate::Prices;
-use muster_remedy::{Error, Options, Outcome, RUN_VARIABLE, Target};
+use muster_remedy::{
+    Background, Error, OnSignal, Options, Outcome, RUN_VARIABLE, Side, Source, Started, Target, detach,
+};
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,9 +26,17 @@ pub struct Args {
     /// Attach to this running process and its descendants instead of starting a program.
     #[arg(long, value_name = "PID", conflicts_with = "command")]
     pid: Option<u32>,
-    /// Go on until the last process of the program has ended, not only until its first one has: for daemons.
+    /// Watch from the background until the last process of the program has ended: for daemons.
     #[arg(long)]
     service: bool,
+    /// Stay in the foreground all the same: for service managers.
+    #[arg(long, requires = "service")]
+    foreground: bool,
+    /// Judge by the program's own count of its work: `counter` (MUSTER_PROGRESS names a file that it adds to),
+    /// `counter:PATH` (such a file that it keeps already), `file:PATH` (the first number in a text), or with root
+    /// `calls:PROGRAM:FUNCTION` and `usdt:PROGRAM:PROVIDER:NAME` (how often its processes pass there).
+    #[arg(long, value_name = "SOURCE")]
+    metric: Option<Source>,
     /// Write what was seen and decided each period to FILE, one JSON object a line.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -52,6 +62,8 @@ enum Remedy {
     Poll,
     /// Lowest-priority pause loops keep vCPUs from halting.
     Awake,
+    /// The guest's clock is read without leaving the guest (needs root).
+    Clock,
     /// glibc's allocator keeps memory instead of remapping it.
     Memory,
     /// Nothing; the program is only watched.
@@ -78,6 +90,27 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         ))
         .into());
     }
+    // Before anything that starts threads.
+    let mut background = match args.service && !args.foreground {
+        false => None,
+        true => match detach()? {
+            Side::Caller(code) => return Ok(ExitCode::from(code)),
+            Side::Service(background) => Some(background),
+        },
+    };
+    let (verbose, json) = (args.verbose, args.json);
+    let outcome = care(args, &mut background);
+    if let Some(background) = background {
+        background.failed();
+    }
+    match outcome {
+        Ok(outcome) => report(&outcome, verbose, json),
+        Err(error) => error.downcast().map_or_else(Err, refuse),
+    }
+}
+
+/// Cares for the program until the end of the session; takes `background` once its caller has been told.
+fn care(args: Args, background: &mut Option<Background>) -> anyhow::Result<Outcome> {
     let profile = muster_probe::stored_or_quick().context("cannot tell what waking a thread costs here")?;
     let prices = Prices::from_profile(&profile).unwrap_or(Prices::NONE);
     let options = Options {
@@ -86,13 +119,24 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         objective: args.objective.into(),
         prices,
         topology: profile.topology,
+        metric: args.metric,
         trace: args.trace,
         until_all_ended: args.service,
+        on_signal: if background.is_some() { OnSignal::Leave } else { OnSignal::PassOn },
     };
-    match muster_remedy::run(&options) {
-        Ok(outcome) => report(&outcome, args.verbose, args.json),
-        Err(error) => refuse(error),
-    }
+    let ready = |started: &Started| background.take().map_or(Ok(()), |background| background.ready(&farewell(started)));
+    Ok(muster_remedy::run(&options, ready)?)
+}
+
+/// What the caller of a service is told.
+fn farewell(started: &Started) -> String {
+    let own = std::process::id();
+    let notes: String = started.notes.iter().map(|note| format!("muster: {note}\n")).collect();
+    format!(
+        "{notes}muster: process {own} watches process {} until the last process of its program has ended; `kill {own}` \
+         ends the watch, and the program goes on as before",
+        started.program
+    )
 }
 
 fn report(outcome: &Outcome, verbose: bool, json: bool) -> anyhow::Result<ExitCode> {
@@ -112,7 +156,7 @@ fn refuse(error: Error) -> anyhow::Result<ExitCode> {
     let code = match error {
         Error::NotFound { .. } => 127,
         Error::NotRunnable { .. } => 126,
-        Error::NoProcess(_) | Error::NotPermitted { .. } | Error::Trace { .. } => {
+        Error::NoProcess(_) | Error::NotPermitted { .. } | Error::Metric { .. } | Error::Trace { .. } => {
             return Err(BadInput(error.to_string()).into());
         }
         other => return Err(other.into()),
@@ -128,6 +172,7 @@ impl From<Remedy> for muster_remedy::Remedy {
             Remedy::Consolidate => Self::Consolidate,
             Remedy::Poll => Self::Poll,
             Remedy::Awake => Self::Awake,
+            Remedy::Clock => Self::Clock,
             Remedy::Memory => Self::Memory,
             Remedy::None => Self::None,
         }
