@@ -3,7 +3,7 @@
 use crate::error::CompareError;
 
 /// The names of arms that `muster run` provides; `plain` is the program as it stands.
-pub const BUILT_IN: [&str; 7] = ["plain", "auto", "consolidate", "poll", "awake", "clock", "memory"];
+pub const BUILT_IN: [&str; 8] = ["plain", "auto", "consolidate", "poll", "awake", "colocate", "clock", "memory"];
 
 /// One way of running the program.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,6 +21,27 @@ pub struct WakePair {
     pub count: u64,
 }
 
+/// A thread of the program, and the CPU time it took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadLoad {
+    /// The thread.
+    pub thread: ThreadId,
+    /// Its CPU time, where known.
+    pub cpu_ns: Option<u64>,
+}
+
+/// Who woke whom in a stretch of time, and what CPU time the program's threads took in it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WakeWindow {
+    /// Length of the stretch.
+    pub window_ns: u64,
+    /// Wake-ups of the program's threads; a waker that is not among `threads` is no thread of the program, and 0 is an
+    /// interrupt.
+    pub pairs: Vec<WakePair>,
+    /// The program's threads.
+    pub threads: Vec<ThreadLoad>,
+}
+
 /// One period of a program's life under watch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PeriodFacts {
@@ -60,9 +81,9 @@ pub struct PeriodFacts {
     pub progress: Option<f64>,
     /// Live threads of the program.
     pub threads: u32,
-    /// Who woke whom, where that can be seen.
+    /// Who woke whom, in periods in which that was looked at.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pairs: Option<Vec<WakePair>>,
+    pub pairs: Option<WakeWindow>,
 }
 
 impl PeriodFacts {

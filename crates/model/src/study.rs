@@ -71,6 +71,8 @@ pub enum Consolidation {
     Yielding,
     /// muster's controller, `policy::consolidate`, as in `muster run`.
     Controller,
+    /// Nobody: all are, but threads that wake each other share one, as `policy::colocate` decides in `muster run`.
+    Colocate,
 }
 
 /// One simulated run.

@@ -1,6 +1,7 @@
 //! `muster run` as a user meets it: the program's own behaviour is kept, bad input is refused, decisions replay.
 
 use assert_cmd::Command;
+use muster_policy::colocate;
 use muster_policy::consolidate::Controller;
 use muster_remedy::trace;
 use predicates::prelude::*;
@@ -51,6 +52,37 @@ fn what_cannot_be_run_is_said_in_one_sentence() {
     ] {
         let refusal = predicate::str::contains(sentence).and(predicate::str::contains("panicked").not());
         muster(&home).args(&arguments).assert().code(code).stderr(refusal);
+    }
+}
+
+/// Where who wakes whom cannot be seen, co-location is refused in one sentence that says what is missing.
+#[test]
+fn colocation_is_refused_where_wake_ups_cannot_be_seen() {
+    let home = home();
+    let missing = if cfg!(feature = "bpf") {
+        if !rustix::process::geteuid().is_root() || Command::new("setpriv").arg("--version").ok().is_err() {
+            return eprintln!("SKIPPED: colocation_is_refused_where_wake_ups_cannot_be_seen: takes root and setpriv");
+        }
+        "it takes root"
+    } else {
+        "built without BPF"
+    };
+    let muster = env!("CARGO_BIN_EXE_muster");
+    for arguments in
+        [vec!["run", "--remedy", "colocate", "--", "true"], vec!["compare", "--arm", "colocate", "--", "true"]]
+    {
+        let mut command = match cfg!(feature = "bpf") {
+            // Root without the capabilities that BPF takes.
+            true => Command::new("setpriv"),
+            false => Command::new(muster),
+        };
+        if cfg!(feature = "bpf") {
+            command.args(["--bounding-set=-bpf,-perfmon,-sys_admin", "--inh-caps=-bpf,-perfmon,-sys_admin", muster]);
+        }
+        command.env("MUSTER_JOURNALS", home.path().join("journals")).env("XDG_CACHE_HOME", home.path());
+        let refusal = predicate::str::contains("colocate").and(predicate::str::contains(missing));
+        let is_one_line = predicate::function(|text: &str| text.trim().lines().count() == 1);
+        command.args(&arguments).assert().code(2).stderr(refusal.and(is_one_line));
     }
 }
 
@@ -108,4 +140,33 @@ fn a_recorded_run_replays_to_the_same_decisions() {
     for (index, step) in steps.iter().enumerate() {
         assert_eq!(controller.step(&step.facts), step.decision, "period {index}");
     }
+}
+
+#[test]
+fn a_recorded_run_of_colocation_replays_too() {
+    let home = home();
+    let file = home.path().join("trace");
+    let ping_pong = "import os,time\n\
+                     a,b=os.pipe(),os.pipe()\n\
+                     if os.fork()==0:\n\
+                     \twhile os.read(a[0],1)!=b'e': os.write(b[1],b'x')\n\
+                     \tos._exit(0)\n\
+                     end=time.time()+1\n\
+                     while time.time()<end: os.write(a[1],b'x');os.read(b[0],1)\n\
+                     os.write(a[1],b'e');os.wait()\n";
+    let mut command = muster(&home);
+    let output =
+        command.args(["run", "--remedy", "colocate", "--trace"]).arg(&file).args(["--", "python3", "-c", ping_pong]);
+    let output = output.output().expect("muster starts");
+    if !output.status.success() {
+        let why = String::from_utf8_lossy(&output.stderr);
+        return eprintln!("SKIPPED: a_recorded_run_of_colocation_replays_too: {why}");
+    }
+    let recorded = BufReader::new(File::open(&file).expect("a trace was written"));
+    let (config, steps) = trace::read(recorded).expect("the trace can be read");
+    let mut controller = colocate::Controller::new(config);
+    for (index, step) in steps.iter().enumerate() {
+        assert_eq!(controller.step(&step.facts), step.decision, "period {index}");
+    }
+    assert!(steps.len() > 20, "{} periods in a second", steps.len());
 }

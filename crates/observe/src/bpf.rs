@@ -110,19 +110,21 @@ impl WakeTracer {
         Ok(totals)
     }
 
-    /// Who woke whom how often, most frequent first.
-    pub fn pairs(&self) -> Vec<WakePair> {
+    /// Who woke whom how often since this was last asked, most frequent first; to be asked while detached.
+    pub fn take_pairs(&self) -> Vec<WakePair> {
         let pairs = self.map("pairs");
         let number = |bytes: &[u8]| bytes.try_into().map(u32::from_ne_bytes).ok();
-        let pair = |key: Vec<u8>| {
-            let count = pairs.lookup(&key, MapFlags::ANY).ok()??;
+        let take = |key: Vec<u8>| {
+            let count = pairs.lookup_and_delete(&key).ok()??;
             Some(WakePair {
                 waker: ThreadId(number(&key[..4])?),
                 wakee: ThreadId(number(&key[4..])?),
                 count: u64::from_ne_bytes(count.try_into().ok()?),
             })
         };
-        let mut found: Vec<WakePair> = pairs.keys().filter_map(pair).collect();
+        // The keys first: a walk that meets a deleted key begins again.
+        let keys: Vec<Vec<u8>> = pairs.keys().collect();
+        let mut found: Vec<WakePair> = keys.into_iter().filter_map(take).collect();
         found.sort_by_key(|pair| (std::cmp::Reverse(pair.count), pair.waker, pair.wakee));
         found
     }
@@ -199,9 +201,10 @@ mod tests {
         drop(to);
         echo.join().unwrap();
         let totals = tracer.totals().unwrap();
-        let pairs = tracer.pairs();
+        let pairs = tracer.take_pairs();
         assert!(totals.events >= totals.wakes && totals.wakes > 100, "{totals:?}");
         assert!(pairs.len() >= 2 && pairs[0].count > 50, "{pairs:?}");
+        assert!(tracer.take_pairs().is_empty(), "they are told once");
         let again = tracer.totals().unwrap();
         assert_eq!(again.wakes, totals.wakes, "detached programs do not count");
     }

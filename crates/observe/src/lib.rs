@@ -1,12 +1,13 @@
 //! Watches a running program: its processes, their counters, and what they cost.
 
-#[cfg(feature = "bpf")]
+#[cfg_attr(not(feature = "bpf"), path = "no_bpf.rs")]
 pub mod bpf;
 mod calls;
 pub mod counters;
 pub mod interrupts;
 pub mod ledger;
 pub mod machine;
+pub mod pairs;
 pub mod prices;
 pub mod program;
 pub mod progress;

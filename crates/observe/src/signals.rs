@@ -33,7 +33,7 @@ pub fn signals(seen: &Observation) -> Vec<Signal> {
     tell("minor page faults", Some(per_s(seen.usage.minor_faults)), "1/s");
     tell("... on memory the process had before", Some(per_s(seen.usage.refaults)), "1/s");
     if let Some(wakes) = &seen.wakes {
-        let attached_s = wakes.attached_ns.max(1) as f64 / 1e9;
+        let attached_s = wakes.window.window_ns.max(1) as f64 / 1e9;
         let totals = &wakes.totals;
         tell("wake-ups", Some(totals.wakes as f64 / attached_s), "1/s");
         let kinds = [
@@ -48,8 +48,8 @@ pub fn signals(seen: &Observation) -> Vec<Signal> {
         tell("sleep before a wake-up, median", totals.median_sleep_us(), "us");
         tell("share of time observed by BPF", Some(100.0 * attached_s / wall_s), "%");
         tell("price of a tracepoint", wakes.price_ns, "ns");
-        let all: u64 = wakes.pairs.iter().map(|pair| pair.count).sum();
-        for pair in wakes.pairs.iter().take(TOP_PAIRS) {
+        let all: u64 = wakes.window.pairs.iter().map(|pair| pair.count).sum();
+        for pair in wakes.window.pairs.iter().take(TOP_PAIRS) {
             let share = 100.0 * pair.count as f64 / all.max(1) as f64;
             let waker = if pair.waker.0 == 0 { "an interrupt".to_owned() } else { format!("thread {}", pair.waker.0) };
             tell(&format!("{waker} wakes thread {}", pair.wakee.0), Some(share), "% of wake-ups");
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
     use crate::ledger::tests::observation;
     use crate::wakes::{Latency, Totals, WakesSeen};
-    use muster_model::{ThreadId, WakePair};
+    use muster_model::{ThreadId, WakePair, WakeWindow};
 
     #[test]
     fn rates_are_per_second_of_their_own_time() {
@@ -74,7 +74,8 @@ mod tests {
         let idle_cpu = Latency { count: 300, sum_ns: 6_000_000 };
         let totals = Totals { wakes: 400, idle_cpu, ..Totals::default() };
         let pairs = vec![WakePair { waker: ThreadId(0), wakee: ThreadId(7), count: 400 }];
-        seen.wakes = Some(WakesSeen { attached_ns: 100_000_000, totals, pairs, price_ns: None });
+        let window = WakeWindow { window_ns: 100_000_000, pairs, threads: Vec::new() };
+        seen.wakes = Some(WakesSeen { totals, window, price_ns: None });
         let signals = signals(&seen);
         let value = |name: &str| signals.iter().find(|signal| signal.name == name).map(|signal| signal.value);
         assert_eq!(value("CPU rate of the program"), Some(0.7));

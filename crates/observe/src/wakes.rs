@@ -1,6 +1,7 @@
 //! What was seen of wake-ups, whoever saw it: plain sums, and the windows in which they were taken.
 
-use muster_model::WakePair;
+use muster_model::{ThreadId, ThreadLoad, WakePair, WakeWindow};
+use std::collections::BTreeMap;
 
 /// Wake-ups of one kind: how many, and the time from the wake-up until the thread ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -51,14 +52,43 @@ impl Totals {
 /// What was seen of a program's wake-ups in a share of its time.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct WakesSeen {
-    /// How long the tracepoints were attached in all.
-    pub attached_ns: u64,
-    /// Sums over that time.
+    /// Sums over the time in which the tracepoints were attached.
     pub totals: Totals,
-    /// Who woke whom, most frequent first.
-    pub pairs: Vec<WakePair>,
+    /// Who woke whom in that time, most frequent first, and what CPU time each thread took.
+    pub window: WakeWindow,
     /// What the observation took per tracepoint.
     pub price_ns: Option<f64>,
+}
+
+/// Sums over windows.
+#[derive(Debug, Clone, Default)]
+pub struct WindowSums {
+    window_ns: u64,
+    pairs: BTreeMap<(ThreadId, ThreadId), u64>,
+    threads: BTreeMap<ThreadId, Option<u64>>,
+}
+
+impl WindowSums {
+    /// Adds a window. What a thread took is known while it was known in any window that saw it.
+    pub fn add(&mut self, window: &WakeWindow) {
+        self.window_ns += window.window_ns;
+        for pair in &window.pairs {
+            *self.pairs.entry((pair.waker, pair.wakee)).or_default() += pair.count;
+        }
+        for load in &window.threads {
+            let sum = self.threads.entry(load.thread).or_default();
+            *sum = load.cpu_ns.map(|more_ns| sum.unwrap_or(0) + more_ns).or(*sum);
+        }
+    }
+
+    /// All windows as one.
+    pub fn window(&self) -> WakeWindow {
+        let pair = |(&(waker, wakee), &count): (&(ThreadId, ThreadId), &u64)| WakePair { waker, wakee, count };
+        let mut pairs: Vec<WakePair> = self.pairs.iter().map(pair).collect();
+        pairs.sort_by_key(|pair| (std::cmp::Reverse(pair.count), pair.waker, pair.wakee));
+        let threads = self.threads.iter().map(|(&thread, &cpu_ns)| ThreadLoad { thread, cpu_ns }).collect();
+        WakeWindow { window_ns: self.window_ns, pairs, threads }
+    }
 }
 
 /// For how long tracepoints are attached, and how often: `window_ns` of every `period_ns`.
@@ -73,6 +103,23 @@ pub struct Windows {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn windows_add_up() {
+        let window = |loads: &[(u32, Option<u64>)], pairs: &[(u32, u32, u64)]| WakeWindow {
+            window_ns: 10,
+            pairs: pairs
+                .iter()
+                .map(|&(waker, wakee, count)| WakePair { waker: ThreadId(waker), wakee: ThreadId(wakee), count })
+                .collect(),
+            threads: loads.iter().map(|&(thread, cpu_ns)| ThreadLoad { thread: ThreadId(thread), cpu_ns }).collect(),
+        };
+        let mut sums = WindowSums::default();
+        sums.add(&window(&[(1, Some(5)), (2, None)], &[(1, 2, 3)]));
+        sums.add(&window(&[(1, Some(4)), (2, None), (3, Some(1))], &[(1, 2, 3), (2, 1, 9)]));
+        let wanted = window(&[(1, Some(9)), (2, None), (3, Some(1))], &[(2, 1, 9), (1, 2, 6)]);
+        assert_eq!(sums.window(), WakeWindow { window_ns: 20, ..wanted });
+    }
 
     #[test]
     fn median_sleep_is_read_off_the_buckets() {

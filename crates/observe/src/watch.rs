@@ -2,13 +2,15 @@
 //!
 //! May touch: /proc, sysfs, CPU clocks, and BPF where it was asked for. Changes nothing.
 
+use crate::bpf::BpfError;
 use crate::counters::Counters;
 use crate::machine::Settings;
+use crate::pairs::PairWatch;
 use crate::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
 use crate::states::{Looks, StateLooks};
 use crate::tree::Tree;
 use crate::usage::{Usage, UsageReader};
-use crate::wakes::{WakesSeen, Windows};
+use crate::wakes::{WakesSeen, WindowSums, Windows};
 use muster_model::{CpuSet, PeriodFacts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
@@ -128,7 +130,7 @@ pub fn watch(root: u32, is_new: bool, before: Before, options: &Options) -> Resu
             break;
         }
     }
-    let (wakes, channels_missing) = wakes.finish();
+    let (wakes, channels_missing) = wakes.finish(watcher.sampler.tree());
     Ok(watcher.finish(before, wakes, channels_missing))
 }
 
@@ -302,137 +304,88 @@ impl Observation {
             }
         }
         if let Some(wakes) = &self.wakes {
-            let attached = format!("BPF raw tracepoints, attached {} ms", wakes.attached_ns / 1_000_000);
+            let attached = format!("BPF raw tracepoints, attached {} ms", wakes.window.window_ns / 1_000_000);
             self.channels_used.push(attached);
         }
     }
 }
 
 /// The privileged channel, in its windows.
-#[cfg(feature = "bpf")]
 struct Wakes {
-    tracer: Option<crate::bpf::WakeTracer>,
+    watch: Option<PairWatch>,
     missing: Vec<String>,
-    calibration: Option<crate::bpf::RunTimes>,
     windows: Option<Windows>,
-    windows_opened: u32,
-    attached_since_ns: Option<u64>,
-    attached_ns: u64,
+    seen: WindowSums,
     due_ns: u64,
 }
 
 /// The first window: it measures the rate and the price of tracepoints.
-#[cfg(feature = "bpf")]
 const FIRST_WINDOW_NS: u64 = 10_000_000;
-/// In so many windows the price is measured: a program that has just begun is colder than it will be.
-#[cfg(feature = "bpf")]
-const CALIBRATED_WINDOWS: u32 = 4;
-/// What the answer loses without BPF.
-const WITHOUT_BPF: &str =
-    "who wakes whom, how long wake-ups take in the program itself and how long threads sleep is not seen";
 
-#[cfg(feature = "bpf")]
+/// What the answer loses without BPF, and why it is missing.
+fn without_bpf(why: impl std::fmt::Display) -> String {
+    format!(
+        "BPF ({why}): who wakes whom, how long wake-ups take in the program itself and how long threads sleep is not seen"
+    )
+}
+
 impl Wakes {
     fn open(options: &Options) -> Self {
         let loaded = match &options.no_bpf {
-            Some(why) => Err(why.clone()),
-            None => crate::bpf::WakeTracer::load().map_err(|error| error.to_string()),
+            Some(why) => Err(without_bpf(why)),
+            None => PairWatch::load().map_err(without_bpf),
         };
-        let (tracer, missing) = match loaded {
-            Ok(tracer) => (Some(tracer), Vec::new()),
-            Err(why) => (None, vec![format!("BPF ({why}): {WITHOUT_BPF}")]),
+        let (watch, missing) = match loaded {
+            Ok(watch) => (Some(watch), Vec::new()),
+            Err(why) => (None, vec![why]),
         };
-        let due_ns = if tracer.is_some() { monotonic_ns() + FIRST_WINDOW_NS } else { u64::MAX };
-        Self {
-            tracer,
-            missing,
-            calibration: None,
-            windows: None,
-            windows_opened: 0,
-            attached_since_ns: None,
-            attached_ns: 0,
-            due_ns,
-        }
+        let due_ns = if watch.is_some() { monotonic_ns() + FIRST_WINDOW_NS } else { u64::MAX };
+        Self { watch, missing, windows: None, seen: WindowSums::default(), due_ns }
     }
 
     /// Opens or closes a window if it is time, and says when to come again.
     fn work(&mut self, tree: &Tree, options: &Options) -> u64 {
-        if monotonic_ns() < self.due_ns {
-            return self.due_ns;
-        }
-        let done = match self.attached_since_ns {
-            None => self.open_window(tree),
-            Some(_) => self.close_window(options),
+        let Some(watch) = self.watch.as_mut().filter(|_| monotonic_ns() >= self.due_ns) else { return self.due_ns };
+        let done = match watch.is_open() {
+            false => self.open_window(tree),
+            true => self.close_window(tree, options),
         };
         if let Err(error) = done {
-            self.missing.push(format!("BPF ({error}): {WITHOUT_BPF}"));
-            self.tracer = None;
+            self.missing.push(without_bpf(error));
+            self.watch = None;
             self.due_ns = u64::MAX;
         }
         self.due_ns
     }
 
-    fn open_window(&mut self, tree: &Tree) -> Result<(), crate::bpf::BpfError> {
-        let Some(tracer) = &mut self.tracer else { return Ok(()) };
-        if self.windows_opened < CALIBRATED_WINDOWS {
-            self.calibration = crate::bpf::RunTimes::keep();
-        }
-        tracer.watch(tree.processes().map(|process| process.id))?;
-        tracer.attach()?;
-        self.windows_opened += 1;
-        let now_ns = monotonic_ns();
-        self.attached_since_ns = Some(now_ns);
-        self.due_ns = now_ns + self.windows.map_or(FIRST_WINDOW_NS, |windows| windows.window_ns);
+    fn open_window(&mut self, tree: &Tree) -> Result<(), BpfError> {
+        let Some(watch) = &mut self.watch else { return Ok(()) };
+        watch.open(tree)?;
+        self.due_ns = monotonic_ns() + self.windows.map_or(FIRST_WINDOW_NS, |windows| windows.window_ns);
         Ok(())
     }
 
-    fn close_window(&mut self, options: &Options) -> Result<(), crate::bpf::BpfError> {
-        let Some(tracer) = &mut self.tracer else { return Ok(()) };
+    fn close_window(&mut self, tree: &Tree, options: &Options) -> Result<(), BpfError> {
+        let Some(watch) = &mut self.watch else { return Ok(()) };
         let now_ns = monotonic_ns();
-        tracer.detach();
-        self.attached_ns += now_ns - self.attached_since_ns.take().unwrap_or(now_ns);
-        self.calibration = None;
-        // The rate is that of all windows so far, so that a program which begins slowly is not watched too closely.
-        let per_second = tracer.totals()?.events as f64 * 1e9 / self.attached_ns.max(1) as f64;
-        let windows = (options.windows)(per_second, tracer.price_ns().unwrap_or(0.0));
+        watch.close(tree).iter().for_each(|window| self.seen.add(window));
+        let (per_second, price_ns) = watch.rate_and_price()?;
+        let windows = (options.windows)(per_second, price_ns);
         self.windows = Some(windows);
         self.due_ns = now_ns + windows.period_ns.saturating_sub(windows.window_ns).max(FIRST_WINDOW_NS);
         Ok(())
     }
 
-    fn finish(mut self) -> (Option<WakesSeen>, Vec<String>) {
-        let Some(tracer) = &mut self.tracer else { return (None, self.missing) };
-        if let Some(since_ns) = self.attached_since_ns {
-            tracer.detach();
-            self.attached_ns += monotonic_ns() - since_ns;
-        }
-        match tracer.totals() {
+    fn finish(mut self, tree: &Tree) -> (Option<WakesSeen>, Vec<String>) {
+        let Some(watch) = &mut self.watch else { return (None, self.missing) };
+        watch.close(tree).iter().for_each(|window| self.seen.add(window));
+        match watch.totals() {
             Ok(totals) => {
-                let (pairs, price_ns) = (tracer.pairs(), tracer.price_ns());
-                (Some(WakesSeen { attached_ns: self.attached_ns, totals, pairs, price_ns }), self.missing)
+                let (window, price_ns) = (self.seen.window(), watch.price_ns());
+                (Some(WakesSeen { totals, window, price_ns }), self.missing)
             }
-            Err(error) => (None, vec![format!("BPF ({error}): {WITHOUT_BPF}")]),
+            Err(error) => (None, vec![without_bpf(error)]),
         }
-    }
-}
-
-/// Without the feature there is only the reason.
-#[cfg(not(feature = "bpf"))]
-struct Wakes(String);
-
-#[cfg(not(feature = "bpf"))]
-impl Wakes {
-    fn open(options: &Options) -> Self {
-        let why = options.no_bpf.clone().unwrap_or_else(|| "this muster was built without it".into());
-        Self(format!("BPF ({why}): {WITHOUT_BPF}"))
-    }
-
-    fn work(&mut self, _: &Tree, _: &Options) -> u64 {
-        u64::MAX
-    }
-
-    fn finish(self) -> (Option<WakesSeen>, Vec<String>) {
-        (None, vec![self.0])
     }
 }
 

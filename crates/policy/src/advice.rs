@@ -1,10 +1,10 @@
 //! What would help a program: one prediction per remedy, best first, and the answer in sentences.
 
+use crate::colocate;
 use crate::consolidate::{POLL_LIMIT_NS, Prices};
 use crate::predict::{Gain, WakeSignals, awake_gain_over, consolidation_gain_over, poll_gain_over};
-use muster_model::WakePair;
 use muster_model::results::{Prediction, Range};
-use std::collections::BTreeMap;
+use muster_model::{ThreadId, WakeWindow};
 
 /// Everything the advice rests on. Rates are per second of wall time.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,8 +17,8 @@ pub struct Situation<'a> {
     pub idle_wakes: Option<(u64, f64)>,
     /// The guest's halt polling; `None` where it has no haltpoll.
     pub guest_halt_poll_ns: Option<u64>,
-    /// Who woke whom, most frequent first, where that was seen.
-    pub pairs: Option<&'a [WakePair]>,
+    /// Who woke whom, where that was seen.
+    pub wakes: Option<&'a WakeWindow>,
     /// The clock.
     pub clock: Clock,
     /// Memory that is given back and taken again.
@@ -74,8 +74,6 @@ const POLLS: f64 = 0.05;
 const ENOUGH_WAKES: u64 = 200;
 /// A wake-up in a program costs up to this many times what it costs the probe.
 const FAR_ABOVE: f64 = 4.0;
-/// A thread belongs to whoever causes this share of its wake-ups.
-const STRONG: f64 = 0.1;
 
 /// One prediction per remedy, best first; remedies of which nothing can be said come last.
 pub fn advise(situation: &Situation) -> Vec<Prediction> {
@@ -252,56 +250,36 @@ fn colocate(situation: &Situation) -> Prediction {
         Ok(basis) => basis,
         Err(why) => return silent("colocate", why),
     };
-    let Some(pairs) = situation.pairs.filter(|pairs| !pairs.is_empty()) else {
+    let Some(window) = situation.wakes.filter(|window| !window.pairs.is_empty()) else {
         return silent("colocate", "who wakes whom was not seen (it takes BPF)");
     };
-    let groups = groups(pairs);
-    if groups.len() < 2 {
-        return silent("colocate", "all its threads wake each other: one group, for which consolidation is the remedy");
+    let groups = colocate::groups(window, means.cpu_rate);
+    match groups.len() {
+        0 => silent("colocate", "no threads wake each other often that would fit on one vCPU together"),
+        1 => silent("colocate", "only one group of threads wake each other: consolidation is the remedy"),
+        _ => colocate_groups(situation, &prices, window, &groups),
     }
-    let inside = share_inside(pairs, &groups);
-    // Each group on a vCPU of its own: as wide as there are groups, and wake-ups inside a group stay on their vCPU.
-    let mixed = inside * prices.wake_same_cpu_ns + (1.0 - inside) * prices.wake_halted_ns;
-    let width = (groups.len() as u32).min(means.vcpus);
-    let together = Prices { wake_awake_ns: mixed, ..prices };
-    let Some(gain) = awake_gain_over(situation.periods, &together) else {
+}
+
+/// Each group on a vCPU of its own.
+fn colocate_groups(
+    situation: &Situation,
+    prices: &Prices,
+    window: &WakeWindow,
+    groups: &[Vec<ThreadId>],
+) -> Prediction {
+    let inside = colocate::share_inside(window, groups);
+    let Some(gain) = colocate::gain(situation.periods, prices, inside) else {
         return silent("colocate", "the signals of this run are no numbers");
     };
-    let fits = (f64::from(width) / means.cpu_rate.max(1e-9)).min(1.0);
-    let speed = Range { low: gain.speed.low * fits, value: gain.speed.value * fits, high: gain.speed.high * fits };
-    let because =
-        format!("{} groups of threads wake each other; {:.0} % of wake-ups stay inside", groups.len(), 100.0 * inside);
-    Prediction { speed: Some(speed), ..silent("colocate", &because) }
-}
-
-/// Groups of threads of which each is woken mostly from inside (connected by strong pairs), largest first.
-pub fn groups(pairs: &[WakePair]) -> Vec<Vec<u32>> {
-    let mut woken: BTreeMap<u32, u64> = BTreeMap::new();
-    pairs.iter().for_each(|pair| *woken.entry(pair.wakee.0).or_default() += pair.count);
-    let is_strong = |pair: &&WakePair| {
-        // Thread 0 is the idle task: an interrupt woke the thread.
-        pair.waker.0 != 0 && pair.waker != pair.wakee && pair.count as f64 >= STRONG * woken[&pair.wakee.0] as f64
-    };
-    let mut group_of: BTreeMap<u32, u32> = BTreeMap::new();
-    for pair in pairs.iter().filter(is_strong) {
-        let (a, b) = (pair.waker.0, pair.wakee.0);
-        let (into, from) = (*group_of.entry(a).or_insert(a), *group_of.entry(b).or_insert(b));
-        group_of.values_mut().filter(|group| **group == from).for_each(|group| *group = into);
-    }
-    let mut groups: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    group_of.into_iter().for_each(|(thread, group)| groups.entry(group).or_default().push(thread));
-    let mut groups: Vec<Vec<u32>> = groups.into_values().collect();
-    groups.sort_by_key(|group| std::cmp::Reverse(group.len()));
-    groups
-}
-
-/// The share of wake-ups whose waker and wakee are in one group.
-fn share_inside(pairs: &[WakePair], groups: &[Vec<u32>]) -> f64 {
-    let is_inside =
-        |pair: &&WakePair| groups.iter().any(|group| group.contains(&pair.waker.0) && group.contains(&pair.wakee.0));
-    let all: u64 = pairs.iter().map(|pair| pair.count).sum();
-    let inside: u64 = pairs.iter().filter(is_inside).map(|pair| pair.count).sum();
-    inside as f64 / all.max(1) as f64
+    let because = format!(
+        "{} groups of threads wake each other, and each fits on one vCPU; {:.0} % of wake-ups stay inside; it takes root",
+        groups.len(),
+        100.0 * inside
+    );
+    let command =
+        (gain.speed.value > WORTH_IT).then(|| format!("sudo muster run --remedy colocate {}", situation.target));
+    Prediction { speed: Some(gain.speed), command, ..silent("colocate", &because) }
 }
 
 fn clock(situation: &Situation) -> Prediction {
@@ -455,7 +433,7 @@ pub fn duty(events_per_s: f64, price_ns: f64) -> Duty {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_model::ThreadId;
+    use muster_model::{ThreadLoad, WakePair};
 
     const PRICES: Prices = Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0 };
 
@@ -478,7 +456,7 @@ mod tests {
             prices: Some(PRICES),
             idle_wakes: None,
             guest_halt_poll_ns: Some(0),
-            pairs: None,
+            wakes: None,
             clock: Clock { source: "tsc".into(), leaves_guest: false, better: None },
             churn: Churn { first_touch_ns: Some(500.0), ..Churn::default() },
             disturbance: Disturbance::default(),
@@ -588,17 +566,25 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_grouped_by_who_wakes_whom() {
+    fn groups_of_threads_that_wake_each_other_get_a_command() {
         let pair = |waker, wakee, count| WakePair { waker: ThreadId(waker), wakee: ThreadId(wakee), count };
         let pairs = [pair(1, 2, 100), pair(2, 1, 100), pair(3, 4, 80), pair(4, 3, 80), pair(2, 3, 2), pair(0, 5, 50)];
-        assert_eq!(groups(&pairs), [vec![1, 2], vec![3, 4]]);
-        assert!((share_inside(&pairs, &groups(&pairs)) - 360.0 / 412.0).abs() < 1e-9);
+        let load = |thread| ThreadLoad { thread: ThreadId(thread), cpu_ns: Some(3_000_000) };
+        let window = |pairs: &[WakePair]| WakeWindow {
+            window_ns: 10_000_000,
+            pairs: pairs.to_vec(),
+            threads: (1..=5).map(load).collect(),
+        };
         let periods = [(1.0, WakeSignals { vcpus: 4, ..signals(1.6, 60e3) })];
-        let advice = advise(&Situation { pairs: Some(&pairs), ..situation(&periods) });
-        assert!(of(&advice, "colocate").speed.unwrap().value > 1.2, "{advice:?}");
-        let one = [pair(1, 2, 100), pair(2, 1, 100)];
-        let advice = advise(&Situation { pairs: Some(&one), ..situation(&periods) });
-        assert!(of(&advice, "colocate").because.contains("one group"));
+        let advised = |pairs: &[WakePair]| {
+            let window = window(pairs);
+            of(&advise(&Situation { wakes: Some(&window), ..situation(&periods) }), "colocate").clone()
+        };
+        let two = advised(&pairs);
+        assert!(two.speed.unwrap().value > 1.2 && two.because.contains("2 groups"), "{two:?}");
+        assert_eq!(two.command.as_deref(), Some("sudo muster run --remedy colocate -- prog"));
+        assert!(advised(&pairs[..2]).because.contains("one group"));
+        assert!(advised(&pairs[5..]).because.contains("no threads wake each other"));
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! run replays to the same decisions.
 
 pub mod advice;
+pub mod colocate;
 pub mod consolidate;
 pub mod idle;
 pub mod predict;

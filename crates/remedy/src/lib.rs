@@ -5,6 +5,7 @@
 
 mod cgroup;
 mod clock;
+mod colocate;
 mod error;
 pub mod idle;
 pub mod pause;
@@ -19,4 +20,4 @@ pub use error::Error;
 pub use muster_observe::progress::Source;
 pub use muster_undo::RUN_VARIABLE;
 pub use service::{Background, Side, detach};
-pub use session::{OnSignal, Options, Outcome, Remedy, Started, Summary, Target, run};
+pub use session::{OnSignal, Options, Outcome, Remedy, Started, Summary, Target, check, run};

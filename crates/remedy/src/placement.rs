@@ -1,11 +1,13 @@
 //! Restricts a program to a set of vCPUs: through its own cgroup where it has one, else by every thread's affinity.
+//! Within that set it seats groups of threads on vCPUs of their own, by affinity.
 
 use crate::Error;
 use crate::cgroup::ProgramCgroup;
 use muster_model::CpuSet;
 use muster_observe::tree::{self, Tree};
+use muster_policy::consolidate::Group;
 use muster_undo::{Change, CpuMask, EntryId, Journal, Process, Thread, system};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// A scan of threads is repeated until it finds nothing to change, at most this often: a program that starts threads
 /// faster than this sets masks catches up at the next decision.
@@ -22,6 +24,10 @@ pub struct Placement {
     own: HashMap<Thread, CpuSet>,
     /// Threads pinned to be spread, and what they may use again.
     pinned: Vec<(u32, CpuSet)>,
+    /// Threads that have a seat, by number, and the mask they got for it.
+    seated: HashMap<u32, (Thread, CpuSet)>,
+    /// Threads whose mask is what was found or set; another one later on is not inherited but their own.
+    standing: HashSet<u32>,
 }
 
 impl Placement {
@@ -36,7 +42,16 @@ impl Placement {
         let root = Process::of(root).map_err(|_| Error::NoProcess(root))?;
         let cgroups = group.iter().map(ProgramCgroup::folder).collect();
         let family = journal.record(&Change::Family { marker, root: Some(root), cgroups, before: mask(&before) })?;
-        Ok(Self { group, family, before, applied: Vec::new(), own: HashMap::new(), pinned: Vec::new() })
+        Ok(Self {
+            group,
+            family,
+            before,
+            applied: Vec::new(),
+            own: HashMap::new(),
+            pinned: Vec::new(),
+            seated: HashMap::new(),
+            standing: HashSet::new(),
+        })
     }
 
     /// Restricts the program to `active`.
@@ -122,6 +137,71 @@ impl Placement {
             }
         }
         Ok(())
+    }
+
+    /// Seats the threads of `groups` on their vCPUs and gives every other thread `active`; no groups: all get it back.
+    /// A thread that has a mask of its own stays within it. Also to be called when new threads were found: they have
+    /// inherited the seat of the thread that started them.
+    pub fn seat(&mut self, journal: &Journal, tree: &Tree, groups: &[Group], active: &CpuSet) -> Result<(), Error> {
+        let seats: HashMap<u32, &CpuSet> =
+            groups.iter().flat_map(|group| group.threads.iter().map(|thread| (thread.0, &group.cpus))).collect();
+        if seats.is_empty() && self.seated.is_empty() {
+            return Ok(());
+        }
+        self.record_members(journal, tree)?;
+        for _ in 0..SCANS {
+            let (mut changed, mut seen) = (false, HashSet::new());
+            for process in tree.processes() {
+                for tid in tree::threads(process.id) {
+                    seen.insert(tid);
+                    changed |= self.seat_one(journal, process.id, tid, seats.get(&tid).copied(), active)?;
+                }
+            }
+            // A later thread may get the number of one that has ended.
+            self.seated.retain(|tid, _| seen.contains(tid));
+            self.standing.retain(|tid| seen.contains(tid));
+            if !changed {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives one thread its seat, or the whole set; false where nothing was to be done.
+    fn seat_one(
+        &mut self,
+        journal: &Journal,
+        pid: u32,
+        tid: u32,
+        seat: Option<&CpuSet>,
+        active: &CpuSet,
+    ) -> Result<bool, Error> {
+        let Ok(current) = system::affinity(tid).map(|mask| mask.iter().collect::<CpuSet>()) else { return Ok(false) };
+        let had = self.seated.get(&tid).copied();
+        if seat.is_none() && had.is_none() && current == *active {
+            self.standing.insert(tid);
+            return Ok(false);
+        }
+        let Ok(thread) = Thread::of(pid, tid) else { return Ok(false) };
+        let had = had.filter(|(owner, _)| *owner == thread).map(|(_, mask)| mask);
+        let inherits = had.is_none() && !self.standing.contains(&tid) && self.applied.contains(&current);
+        let is_ours = current == self.before || had == Some(current) || inherits;
+        if !is_ours && self.own.get(&thread) != Some(&current) {
+            journal.record(&Change::Own { family: self.family, thread, before: mask(&current) })?;
+            self.own.insert(thread, current);
+        }
+        let whole = self.own.get(&thread).copied().unwrap_or(*active);
+        let target = seat.map_or(whole, |seat| within(&whole, seat));
+        match seat {
+            Some(_) => self.seated.insert(tid, (thread, target)).is_some(),
+            None => self.seated.remove(&tid).is_some(),
+        };
+        self.standing.insert(tid);
+        if target == current {
+            return Ok(false);
+        }
+        self.record_applied(journal, &target)?;
+        Ok(system::set_affinity(tid, &mask(&target)).is_ok())
     }
 
     /// Gives the threads that were spread the whole set back.

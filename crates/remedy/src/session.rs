@@ -1,12 +1,13 @@
 //! One program's session: sample, decide, apply, until it ends; then everything is put back.
 
 use crate::cgroup::ProgramCgroup;
+use crate::colocate::{self, Colocation};
 use crate::idle::{Idle, guest_halt_poll_ns, may_poll};
 use crate::placement::{Placement, mask};
 use crate::program::Program;
 use crate::start;
 use crate::{Error, clock, trace};
-use muster_model::{CpuSet, Topology};
+use muster_model::{CpuSet, PeriodFacts, Topology};
 use muster_observe::progress::{Progress, Source};
 use muster_observe::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
 use muster_observe::tree::Tree;
@@ -19,7 +20,7 @@ use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{SignalsInfo, exfiltrator::WithOrigin};
 use signal_hook::low_level::siginfo::Cause;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::io;
@@ -38,6 +39,8 @@ pub enum Remedy {
     Awake,
     /// A clock source that is read without leaving the guest, throughout.
     Clock,
+    /// Threads that wake each other share a vCPU, each group its own, whenever that pays; nothing else.
+    Colocate,
     /// Allocator settings that avoid remapping memory; given to the program at its start.
     Memory,
     /// Nothing: the program is watched and traced only.
@@ -145,9 +148,10 @@ pub struct Outcome {
     pub summary: Summary,
 }
 
-/// What decides: the controller, or one decision for good.
+/// What decides: a controller, or one decision for good.
 enum Decider {
     Controller(Box<Controller>),
+    Colocation(Box<Colocation>),
     Fixed(Decision),
 }
 
@@ -157,6 +161,8 @@ const FIXED_PERIOD_NS: u64 = 100_000_000;
 const REFRESH_NS: u64 = 20_000_000;
 /// Looking for them while nothing is tried may take one part in this many of the time.
 const REFRESH_SHARE: u64 = 5000;
+/// The same while groups of threads have their seats, which new threads inherit.
+const SEATED_REFRESH_SHARE: u64 = 200;
 
 /// Runs or attaches to the program and cares for it until it ends; whatever was changed is put back before this
 /// returns. `ready` is called once the program runs and a fixed remedy is in force; its error ends the session.
@@ -211,9 +217,9 @@ impl<'a> Session<'a> {
     ) -> Result<Self, Error> {
         let allowed = allowed_cpus(&options.target)?;
         let config = config(options, allowed);
-        check_permitted(options.remedy, &config.permitted)?;
-        let clock_source = (options.remedy == Remedy::Clock).then(clock::better_source).transpose();
-        let clock_source = clock_source.map_err(|why| Error::NotPermitted { remedy: "clock", why })?;
+        let clock_source = (options.remedy == Remedy::Clock).then(better_clock_source).transpose()?;
+        let wanted = if options.trace.is_some() { Wanted::Everything } else { Wanted::Signals };
+        let decider = decider(options.remedy, &config, wanted)?;
         let trace = options.trace.as_ref().map(|path| {
             trace::Writer::create(path, &config)
                 .map_err(|source| Error::Trace { path: path.display().to_string(), source })
@@ -235,8 +241,6 @@ impl<'a> Session<'a> {
         tree.exclude(guardian);
         let marker = is_ours.then(|| journal.run().to_owned());
         let placement = Placement::new(journal, group, marker, program.pid(), allowed)?;
-        let decider =
-            decider(options.remedy, &config, if trace.is_some() { Wanted::Everything } else { Wanted::Signals });
         Ok(Self {
             journal,
             program,
@@ -310,12 +314,14 @@ impl<'a> Session<'a> {
             Wanted::Signals => Detail::Signals,
             Wanted::Everything => Detail::Full,
         };
-        let facts = self.sampler.sample(detail, self.decision.active);
+        let facts = self.facts(detail);
         let decision = match &mut self.decider {
             Decider::Controller(controller) => controller.step(&facts),
+            Decider::Colocation(colocation) => colocation.step(&facts),
             Decider::Fixed(decision) => decision.clone(),
         };
         let applied_in_ns = self.put_in_force(decision);
+        self.open_window();
         if let Some(trace) = &mut self.trace {
             let step = trace::Step { facts, decision: self.decision.clone(), applied_in_ns };
             trace.step(&step).map_err(|source| Error::Trace { path: "the trace file".into(), source })?;
@@ -323,10 +329,37 @@ impl<'a> Session<'a> {
         Ok(monotonic_ns())
     }
 
+    /// What happened in the period that has just ended.
+    fn facts(&mut self, detail: Detail) -> PeriodFacts {
+        let active = self.decision.active;
+        let Decider::Colocation(colocation) = &mut self.decider else { return self.sampler.sample(detail, active) };
+        let pairs = colocation.close_window(self.sampler.tree());
+        let facts = self.sampler.sample(detail, active);
+        match pairs {
+            Ok(pairs) => PeriodFacts { pairs, ..facts },
+            Err(error) => {
+                self.withdraw(&error);
+                facts
+            }
+        }
+    }
+
+    /// Looks at wake-ups in the period that begins now, where that is asked for.
+    fn open_window(&mut self) {
+        let Decider::Colocation(colocation) = &mut self.decider else { return };
+        if colocation.is_window_due() {
+            self.sampler.tree_mut().refresh();
+            if let Err(error) = colocation.open_window(self.sampler.tree()) {
+                self.withdraw(&error);
+            }
+        }
+    }
+
     /// Looks for new processes and threads: before everything is to be told, else at a bounded share of the time.
     fn refresh(&mut self, now_ns: u64) {
         let pause_ns = match self.decision.wanted {
             Wanted::Everything => REFRESH_NS,
+            _ if !self.decision.groups.is_empty() => REFRESH_NS.max(self.refresh_took_ns * SEATED_REFRESH_SHARE),
             Wanted::Handovers | Wanted::Signals => REFRESH_NS.max(self.refresh_took_ns * REFRESH_SHARE),
         };
         if now_ns < self.refreshed_ns + pause_ns {
@@ -334,25 +367,38 @@ impl<'a> Session<'a> {
         }
         self.refreshed_ns = monotonic_ns();
         self.sampler.tree_mut().refresh();
+        if !self.decision.groups.is_empty() {
+            let Decision { groups, active, .. } = &self.decision;
+            if let Err(error) = self.placement.seat(self.journal, self.sampler.tree(), groups, active) {
+                self.withdraw(&error);
+            }
+        }
         self.refresh_took_ns = monotonic_ns() - self.refreshed_ns;
+    }
+
+    /// Puts back what was changed; nothing more is tried.
+    fn withdraw(&mut self, error: &Error) {
+        self.summary.notes.push(format!("no remedy any more: {error}"));
+        let untouched = untouched(self.sampler.allowed());
+        let _noted_already = self.apply(&untouched);
+        self.decider = Decider::Fixed(untouched.clone());
+        self.decision = untouched;
     }
 
     /// Applies a decision; where that fails nothing more is tried, and what was changed is put back. Returns what it
     /// took in nanoseconds.
     fn put_in_force(&mut self, decision: Decision) -> u64 {
-        let changes = decision.active != self.decision.active || decision.idle != self.decision.idle;
+        let changes = decision.active != self.decision.active
+            || decision.idle != self.decision.idle
+            || decision.groups != self.decision.groups;
         if !changes && !decision.spread {
             self.decision = decision;
             return 0;
         }
         let before_ns = monotonic_ns();
-        if let Err(error) = self.apply(&decision) {
-            self.summary.notes.push(format!("no remedy any more: {error}"));
-            self.decider = Decider::Fixed(untouched(self.sampler.allowed()));
-            let _noted_already = self.apply(&untouched(self.sampler.allowed()));
-            self.decision = untouched(self.sampler.allowed());
-        } else {
-            self.decision = decision;
+        match self.apply(&decision) {
+            Ok(()) => self.decision = decision,
+            Err(error) => self.withdraw(&error),
         }
         let took_ns = monotonic_ns() - before_ns;
         self.summary.switches += u64::from(changes);
@@ -364,6 +410,9 @@ impl<'a> Session<'a> {
         if decision.active != self.decision.active {
             self.placement.apply(self.journal, self.sampler.tree(), &decision.active)?;
             stay_with(&decision.active);
+        }
+        if decision.groups != self.decision.groups {
+            self.placement.seat(self.journal, self.sampler.tree(), &decision.groups, &decision.active)?;
         }
         self.idle.apply(self.journal, decision.idle, &decision.active)?;
         if let Some(helper) = self.idle.helper() {
@@ -400,10 +449,17 @@ fn as_signal(signal: i32) -> Signal {
 
 /// The setting of a decision in words, for the summary.
 fn setting(decision: &Decision) -> String {
-    match decision.idle {
-        IdleMode::Untouched => format!("vCPUs {}", decision.active),
-        IdleMode::Awake => format!("vCPUs {} awake", decision.active),
-        IdleMode::Poll { .. } => format!("vCPUs {} polling", decision.active),
+    let idle = match decision.idle {
+        IdleMode::Untouched => "",
+        IdleMode::Awake => " awake",
+        IdleMode::Poll { .. } => " polling",
+    };
+    let together = decision.groups.iter().filter(|group| group.threads.len() > 1);
+    let seats: BTreeSet<usize> = together.flat_map(|group| group.cpus.iter()).collect();
+    match seats.len() {
+        0 => format!("vCPUs {}{idle}", decision.active),
+        1 => format!("vCPUs {}{idle}, threads that wake each other on one", decision.active),
+        seats => format!("vCPUs {}{idle}, threads that wake each other on one of {seats}", decision.active),
     }
 }
 
@@ -423,19 +479,24 @@ fn untouched(allowed: CpuSet) -> Decision {
 fn first(decider: &Decider, allowed: CpuSet) -> Decision {
     match decider {
         Decider::Controller(controller) => controller.first(),
+        Decider::Colocation(colocation) => colocation.first(),
         Decider::Fixed(_) => untouched(allowed),
     }
 }
 
 /// `wanted` is what is to be told under a fixed decision, which needs to know nothing.
-fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Decider {
+fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Result<Decider, Error> {
     let fixed = |idle| Decider::Fixed(Decision { idle, wanted, ..untouched(config.allowed) });
-    match remedy {
+    Ok(match remedy {
         Remedy::Auto | Remedy::Consolidate => Decider::Controller(Box::new(Controller::new(config.clone()))),
-        Remedy::Poll => fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS }),
+        Remedy::Colocate => Decider::Colocation(Box::new(Colocation::new(config, colocate::load()?))),
+        Remedy::Poll => {
+            check(remedy)?;
+            fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS })
+        }
         Remedy::Awake => fixed(IdleMode::Awake),
         Remedy::Clock | Remedy::Memory | Remedy::None => fixed(IdleMode::Untouched),
-    }
+    })
 }
 
 fn config(options: &Options, allowed: CpuSet) -> Config {
@@ -449,18 +510,31 @@ fn config(options: &Options, allowed: CpuSet) -> Config {
             consolidate: allowed.len() > 1 && (auto || options.remedy == Remedy::Consolidate),
             awake: auto,
             poll: (auto || options.remedy == Remedy::Poll) && may_poll(),
-            colocate: false,
+            colocate: allowed.len() > 1 && options.remedy == Remedy::Colocate,
         },
         guest_halt_poll_ns: guest_halt_poll_ns().unwrap_or(0),
     }
 }
 
-fn check_permitted(remedy: Remedy, permitted: &Permitted) -> Result<(), Error> {
-    if remedy == Remedy::Poll && !permitted.poll {
-        let why = "the guest's halt polling can be set by root only, and only where the cpuidle governor is haltpoll";
-        return Err(Error::NotPermitted { remedy: "poll", why: why.into() });
+/// Whether this user can apply `remedy` on this machine.
+///
+/// # Errors
+/// What is missing, and how to give it.
+pub fn check(remedy: Remedy) -> Result<(), Error> {
+    match remedy {
+        Remedy::Poll if !may_poll() => {
+            let why =
+                "the guest's halt polling can be set by root only, and only where the cpuidle governor is haltpoll";
+            Err(Error::NotPermitted { remedy: "poll", why: why.into() })
+        }
+        Remedy::Colocate => colocate::load().map(drop),
+        Remedy::Clock => better_clock_source().map(drop),
+        _ => Ok(()),
     }
-    Ok(())
+}
+
+fn better_clock_source() -> Result<String, Error> {
+    clock::better_source().map_err(|why| Error::NotPermitted { remedy: "clock", why })
 }
 
 fn allowed_cpus(target: &Target) -> Result<CpuSet, Error> {

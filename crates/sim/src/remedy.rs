@@ -8,15 +8,19 @@ use crate::machine::interrupt::reason;
 use crate::machine::prices::Prices;
 use crate::world::{CoreState, World, core_slot, kind};
 use muster_model::study::{Consolidation, Environment, Experiment, IdleKind};
-use muster_model::{Account, CpuSet, PeriodFacts, Topology};
-use muster_policy::consolidate::{self, Controller, Decision, IdleMode, Objective, Permitted};
-use muster_policy::yielding;
+use muster_model::{Account, CpuSet, PeriodFacts, ThreadId, ThreadLoad, Topology, WakePair, WakeWindow};
+use muster_policy::consolidate::{self, Controller, Decision, Group, IdleMode, Objective, Permitted};
+use muster_policy::{colocate, yielding};
+use std::collections::BTreeMap;
 
 /// Who decides how many cores are active.
 #[derive(Debug)]
 pub struct Daemon {
     rule: Rule,
     last: Totals,
+    /// The threads that have a seat, and what they and the others woke and ran since the controller asked.
+    seated: Vec<Group>,
+    pub(crate) window: Option<Window>,
     /// What idle cores did before the first decision: kind, polling limit, yielding threads.
     found: Option<(IdleKind, u64, bool)>,
 }
@@ -26,6 +30,15 @@ enum Rule {
     None,
     Yielding(yielding::Controller),
     Controller(Box<Controller>),
+    Colocate(Box<colocate::Controller>),
+}
+
+/// Who woke whom, and how long each thread ran, since `since`.
+#[derive(Debug)]
+pub struct Window {
+    since: Ps,
+    pub(crate) pairs: BTreeMap<(u32, u32), u64>,
+    pub(crate) ran: Vec<Ps>,
 }
 
 /// Running totals at the end of a period.
@@ -49,25 +62,35 @@ const FIRST_PERIOD_NS: u64 = 4_000_000;
 impl Daemon {
     /// The daemon an experiment asks for.
     pub fn new(experiment: &Experiment, topology: &Topology, cores: &CpuSet, prices: &Prices) -> Self {
+        let config = |permitted| consolidate::Config {
+            allowed: *cores,
+            topology: topology.clone(),
+            prices: prices.of_waking(experiment.environment == Environment::Virtual),
+            objective: Objective::Speed,
+            permitted,
+            guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
+        };
         let rule = match experiment.consolidation {
             Consolidation::None => Rule::None,
             Consolidation::Yielding => {
                 Rule::Yielding(yielding::Controller::new(yielding::Config::default(), experiment.cores))
             }
             Consolidation::Controller => {
-                let config = consolidate::Config {
-                    allowed: *cores,
-                    topology: topology.clone(),
-                    prices: prices.of_waking(experiment.environment == Environment::Virtual),
-                    objective: Objective::Speed,
-                    permitted: Permitted { consolidate: true, awake: true, poll: true, colocate: false },
-                    guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
-                };
-                Rule::Controller(Box::new(Controller::new(config)))
+                let permitted = Permitted { consolidate: true, awake: true, poll: true, colocate: false };
+                Rule::Controller(Box::new(Controller::new(config(permitted))))
+            }
+            Consolidation::Colocate => {
+                let permitted = Permitted { consolidate: false, awake: false, poll: false, colocate: true };
+                Rule::Colocate(Box::new(colocate::Controller::new(config(permitted))))
             }
         };
-        Self { rule, last: Totals::default(), found: None }
+        Self { rule, last: Totals::default(), seated: Vec::new(), window: None, found: None }
     }
+}
+
+/// Whether a core in this state runs a thread of the program.
+fn runs_a_thread(state: CoreState) -> bool {
+    matches!(state, CoreState::Thread | CoreState::Spinning | CoreState::AwaitingAcks)
 }
 
 impl World {
@@ -75,7 +98,7 @@ impl World {
         let period_ns = match &self.daemon.rule {
             Rule::None => return,
             Rule::Yielding(controller) => controller.period_ns(),
-            Rule::Controller(_) => FIRST_PERIOD_NS,
+            Rule::Controller(_) | Rule::Colocate(_) => FIRST_PERIOD_NS,
         };
         self.queue.schedule(core_slot(0, kind::DAEMON), period_ns * NS);
     }
@@ -95,6 +118,14 @@ impl World {
             Rule::Controller(controller) => {
                 let decision = controller.step(&self.facts(&last, &totals));
                 (self.apply(&decision), decision.next_period_ns.max(100_000))
+            }
+            Rule::Colocate(controller) => {
+                let decision = controller.step(&PeriodFacts { pairs: self.end_window(), ..self.facts(&last, &totals) });
+                let moved = self.apply(&decision);
+                if controller.wants_pairs() {
+                    self.begin_window();
+                }
+                (moved, decision.next_period_ns.max(100_000))
             }
         };
         self.daemon.rule = rule;
@@ -139,9 +170,7 @@ impl World {
         };
         for core in &self.cores {
             match core.state {
-                CoreState::Thread | CoreState::Spinning | CoreState::AwaitingAcks => {
-                    totals.cpu += self.now - core.run_since;
-                }
+                state if runs_a_thread(state) => totals.cpu += self.now - core.run_since,
                 CoreState::Polling => totals.polled += self.now - core.rest_since,
                 CoreState::Yielding => totals.yielded += self.now - core.rest_since,
                 _ => {}
@@ -172,6 +201,39 @@ impl World {
         }
     }
 
+    /// Sees from now on who wakes whom. What seeing takes is not simulated.
+    fn begin_window(&mut self) {
+        self.charge_running();
+        let ran = vec![0; self.threads.len()];
+        self.daemon.window = Some(Window { since: self.now, pairs: BTreeMap::new(), ran });
+    }
+
+    /// Charges every thread that runs with what it has run so far.
+    fn charge_running(&mut self) {
+        for c in 0..self.cores.len() {
+            if runs_a_thread(self.cores[c].state) {
+                self.charge(c);
+            }
+        }
+    }
+
+    /// What was seen, if it was looked at.
+    fn end_window(&mut self) -> Option<WakeWindow> {
+        self.charge_running();
+        let window = self.daemon.window.take()?;
+        let pair = |(&(waker, wakee), &count): (&(u32, u32), &u64)| WakePair {
+            waker: ThreadId(waker),
+            wakee: ThreadId(wakee),
+            count,
+        };
+        let load = |(thread, ran): (u32, &Ps)| ThreadLoad { thread: ThreadId(thread), cpu_ns: Some(ran / NS) };
+        Some(WakeWindow {
+            window_ns: (self.now - window.since) / NS,
+            pairs: window.pairs.iter().map(pair).collect(),
+            threads: (0..).zip(&window.ran).map(load).collect(),
+        })
+    }
+
     /// Applies a decision; how many threads had to be moved.
     fn apply(&mut self, decision: &Decision) -> u32 {
         let found = self.daemon.found.unwrap_or((self.idle_kind, self.haltpoll.limit_ns, self.yielding));
@@ -182,15 +244,23 @@ impl World {
             IdleMode::Poll { limit_ns } => (IdleKind::Haltpoll, limit_ns, false),
         };
         let mut moved = self.activate(decision.active, decision.spread);
-        for group in &decision.groups {
-            for thread in &group.threads {
-                if (thread.0 as usize) < self.threads.len() {
-                    self.restrict(thread.0, &group.cpus);
-                    moved += 1;
-                }
-            }
+        if decision.groups != self.daemon.seated {
+            moved += self.seat(&decision.groups);
         }
         moved
+    }
+
+    /// Gives threads of `groups` their cores, and those that had one before and have none now all active ones; how many
+    /// affinities were set.
+    fn seat(&mut self, groups: &[Group]) -> u32 {
+        let before = std::mem::replace(&mut self.daemon.seated, groups.to_vec());
+        let active = self.active;
+        let freed = before.iter().flat_map(|group| group.threads.iter().map(|&thread| (thread, active)));
+        let seated = groups.iter().flat_map(|group| group.threads.iter().map(|&thread| (thread, group.cpus)));
+        let masks: BTreeMap<ThreadId, CpuSet> =
+            freed.chain(seated).filter(|(thread, _)| (thread.0 as usize) < self.threads.len()).collect();
+        masks.iter().for_each(|(thread, cpus)| self.restrict(thread.0, cpus));
+        masks.len() as u32
     }
 
     /// Makes `active` the cores that threads may use; how many threads' affinities changed. With `spread`, threads that

@@ -99,6 +99,32 @@ fn colocation_keeps_an_unpinned_pair_together_without_ipis() {
     assert!(colocated.counters.ipis < 20);
 }
 
+/// Two pairs on four cores: one core is too few for both, and a scheduler that spreads threads wakes halted cores.
+#[test]
+fn pairs_that_share_a_core_each_beat_both_spreading_and_consolidation() {
+    let pair = |name: &str, there: &str, back: &str| {
+        format!(
+            r#"{{"name":"{name}a","count":1,"phases":[{{"loop":{{"times":40000,"phases":[
+                {{"run":{{"ns":4000}}}},{{"wake":{{"condition":"{there}"}}}},{{"wait":{{"condition":"{back}"}}}}]}}}}]}},
+            {{"name":"{name}b","count":1,"phases":[{{"loop":{{"times":40000,"phases":[
+                {{"wait":{{"condition":"{there}"}}}},{{"run":{{"ns":4000}}}},{{"wake":{{"condition":"{back}"}}}}]}}}}]}}"#
+        )
+    };
+    let conditions = r#""conditions":{"c":{},"d":{},"e":{},"f":{}}"#;
+    let groups = [pair("x", "c", "d"), pair("y", "e", "f")].join(",");
+    let text = format!(r#"{{"name":"w",{conditions},"groups":[{groups}]}}"#);
+    let pairs = Workload::from_json(&text, "w.json").unwrap();
+    let under = |consolidation| {
+        let mut experiment = experiment(Environment::Virtual, 4);
+        experiment.consolidation = consolidation;
+        run(&experiment, &pairs)
+    };
+    let (spread, colocated) = (under(Consolidation::None), under(Consolidation::Colocate));
+    let consolidated = under(Consolidation::Yielding);
+    assert!(colocated.wall_ps * 2 < spread.wall_ps, "{} {}", colocated.wall_ps, spread.wall_ps);
+    assert!(colocated.wall_ps < consolidated.wall_ps, "{} {}", colocated.wall_ps, consolidated.wall_ps);
+}
+
 #[test]
 fn gleaners_rule_consolidates_an_idle_program_and_leaves_a_busy_one() {
     let pair = workload(&PING_PONG.replace(r#""cpus":"0","#, "").replace(r#""cpus":"1","#, "").replace("200", "20000"));

@@ -1,6 +1,7 @@
 //! `muster compare`: alternates plain and remedied runs of a program and says, with confidence, what was gained.
 
 use crate::BadInput;
+use crate::commands::run::check_remedy;
 use anyhow::Context;
 use clap::builder::NonEmptyStringValueParser;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -42,7 +43,8 @@ pub struct Args {
     /// What the metric counts
     #[arg(long, value_name = "WORD", value_parser = NonEmptyStringValueParser::new())]
     metric_name: Option<String>,
-    /// An arm: plain, auto, consolidate, poll, awake, clock or memory, or NAME='PREFIX COMMAND' of your own; may be repeated
+    /// An arm: plain, auto, consolidate, poll, awake, colocate, clock or memory, or NAME='PREFIX COMMAND' of your own; may
+    /// be repeated
     /// [default: plain and auto]
     #[arg(long = "arm", value_name = "NAME")]
     arms: Vec<String>,
@@ -117,6 +119,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         markdown: args.export_markdown.clone(),
     };
     let as_json = args.json;
+    args.arms.iter().try_for_each(|arm| check_remedy(arm))?;
     let bar = ProgressBar::new((args.runs.saturating_add(args.warmup)) as u64).with_style(style());
     let outcome = plan(args).and_then(|plan| {
         exports.check()?;

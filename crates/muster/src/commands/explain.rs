@@ -164,7 +164,7 @@ fn explain(seen: &Observation, profile: &Profile, target: &str) -> Explanation {
             Some((idle.count, idle.mean_ns()?))
         }),
         guest_halt_poll_ns: seen.settings.guest_halt_poll_ns,
-        pairs: seen.wakes.as_ref().map(|wakes| wakes.pairs.as_slice()),
+        wakes: seen.wakes.as_ref().map(|wakes| &wakes.window),
         clock: clock(seen),
         churn: churn(seen, &prices),
         disturbance: disturbance(seen),

@@ -64,6 +64,8 @@ enum Remedy {
     Awake,
     /// The guest's clock is read without leaving the guest (needs root).
     Clock,
+    /// Threads that wake each other share a vCPU, each group its own, whenever that pays (needs root and BPF).
+    Colocate,
     /// glibc's allocator keeps memory instead of remapping it.
     Memory,
     /// Nothing; the program is only watched.
@@ -79,6 +81,12 @@ enum Objective {
     Cost,
     /// Short waits.
     Tail,
+}
+
+/// Refuses the remedy of this name where it cannot be applied; other names are no remedies and are passed.
+pub(super) fn check_remedy(name: &str) -> Result<(), BadInput> {
+    let Ok(remedy) = Remedy::from_str(name, false) else { return Ok(()) };
+    muster_remedy::check(remedy.into()).map_err(|error| BadInput(error.to_string()))
 }
 
 /// Runs the command.
@@ -173,6 +181,7 @@ impl From<Remedy> for muster_remedy::Remedy {
             Remedy::Poll => Self::Poll,
             Remedy::Awake => Self::Awake,
             Remedy::Clock => Self::Clock,
+            Remedy::Colocate => Self::Colocate,
             Remedy::Memory => Self::Memory,
             Remedy::None => Self::None,
         }

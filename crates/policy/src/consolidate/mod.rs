@@ -12,8 +12,9 @@ mod tests;
 
 pub use choose::{Arm, POLL_LIMIT_NS, candidates};
 pub use rates::{Rates, Yardstick};
+pub(crate) use rates::{score, yardstick};
 
-use choose::best;
+pub(crate) use choose::best;
 use muster_model::profile::names;
 use muster_model::{CpuSet, Distance, PeriodFacts, Profile, ThreadId, Topology};
 use serde::{Deserialize, Serialize};
@@ -182,10 +183,10 @@ const RESTLESS_NS: u64 = 1_000_000_000;
 /// A verdict that is older is no guide to a phase that looks the same.
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Another phase: CPU time or hand-overs changed by more than this factor.
-const PHASE_FACTOR: f64 = 2.5;
+pub(crate) const PHASE_FACTOR: f64 = 2.5;
 /// So many periods on end make a change that nothing else explains a lasting one: a host that takes a vCPU away for a
 /// moment looks like another phase too.
-const LASTING: u32 = 4;
+pub(crate) const LASTING: u32 = 4;
 /// Another phase that ends within this time was none.
 const FALSE_ALARM_NS: u64 = 25_000_000;
 /// So many false alarms are remembered: each makes [`PHASE_FACTOR`] count once more.
@@ -193,7 +194,7 @@ const MOST_ALARMS: u32 = 3;
 /// Threads that hand over for less than this share of their CPU time do something else.
 const FEW_HANDOVERS: f64 = 0.05;
 /// A program that fills its vCPUs to this share may be held back by having no more of them.
-const FULL: f64 = 0.85;
+pub(crate) const FULL: f64 = 0.85;
 
 /// A trial of several arms, the one in force first.
 #[derive(Debug, Clone, Default)]

@@ -33,6 +33,9 @@ impl World {
             core.min_vruntime = core.min_vruntime.max(thread.vruntime);
         }
         self.cpu_ps += ran;
+        if let Some(window) = &mut self.daemon.window {
+            window.ran[core.current as usize] += ran;
+        }
     }
 
     /// The number of threads in run queues changes.

@@ -469,6 +469,9 @@ impl World {
         woken.woken_from = start;
         woken.waker_core = c as u32;
         self.counters.wakeups += 1;
+        if let Some(window) = &mut self.daemon.window {
+            *window.pairs.entry((t, w)).or_default() += 1;
+        }
         let target = self.place(c, w, self.placement);
         self.place_sleeper(w, target);
         self.enqueue(w, target);

@@ -54,7 +54,9 @@ pub fn case(seed: u64) -> Case {
     experiment.remote_wake = [RemoteWake::Flag, RemoteWake::Ipi][draw.below(2)];
     experiment.wakeup = [Placement::Spread, Placement::Colocate][draw.below(2)];
     experiment.wake_signal = [WakeSignal::Ipi, WakeSignal::Exception][draw.below(2)];
-    experiment.consolidation = [Consolidation::None, Consolidation::Yielding, Consolidation::Controller][draw.below(3)];
+    experiment.consolidation =
+        [Consolidation::None, Consolidation::Yielding, Consolidation::Controller, Consolidation::Colocate]
+            [draw.below(4)];
     experiment.yielding = draw.below(4) == 0;
     experiment.threads = Some(draw.below(12) as u32 + 1);
     experiment.seed = seed;
