@@ -10,6 +10,19 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct ThreadId(pub u32);
 
+/// What one thread did while its program was watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ThreadFacts {
+    /// Which.
+    pub id: ThreadId,
+    /// CPU time.
+    pub cpu_ns: u64,
+    /// Time spent runnable without running, the way from a wake-up to the vCPU included.
+    pub waiting_ns: u64,
+    /// How often it was switched in.
+    pub switches: u64,
+}
+
 /// How often one thread woke another during the period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WakePair {

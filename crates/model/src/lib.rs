@@ -15,7 +15,7 @@ pub mod workload;
 
 pub use cpuset::CpuSet;
 pub use error::ModelError;
-pub use facts::{PeriodFacts, ThreadId, ThreadLoad, WakePair, WakeWindow};
+pub use facts::{PeriodFacts, ThreadFacts, ThreadId, ThreadLoad, WakePair, WakeWindow};
 pub use ledger::{Account, Amount, Ledger};
 pub use profile::{Price, PriceKind, Profile};
 pub use topology::{Cpu, Distance, Topology};

@@ -15,6 +15,8 @@ pub enum PriceKind {
     Measured,
     /// A paper or a vendor's document states it; `source` says where.
     Stated,
+    /// It follows from measured prices; `source` says how.
+    Derived,
     /// Nobody stated it; `source` says why this value was assumed.
     Assumed,
 }

@@ -36,6 +36,78 @@ pub struct Explanation {
     pub channels_missing: Vec<String>,
     /// The answer in sentences.
     pub findings: Vec<String>,
+    /// What the same program would meet on more vCPUs, simulated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub projection: Option<Box<Projection>>,
+}
+
+/// A recorded program, simulated on another number of vCPUs of the same kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Projection {
+    /// vCPUs, and cores of the machine it is compared with.
+    pub vcpus: u32,
+    /// So many copies of the program run there.
+    pub copies: u32,
+    /// Threads of all copies.
+    pub threads: u32,
+    /// The seed that reproduces it.
+    pub seed: u64,
+    /// What was assumed, in sentences: how the program and the machine were scaled, what the recording leaves out.
+    pub assumptions: Vec<String>,
+    /// The same recording, simulated where it was made.
+    pub home: HomeCheck,
+    /// What it would meet; `None` where the recording does not reproduce what was seen at home.
+    pub found: Option<Projected>,
+}
+
+/// How well a recording reproduces what was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HomeCheck {
+    /// vCPUs the program could use.
+    pub vcpus: u32,
+    /// CPUs it kept busy.
+    pub cpu_rate: Checked,
+    /// Halts per second of those vCPUs.
+    pub halts_per_s: Checked,
+    /// The larger of both errors, as a factor less 1.
+    pub error: f64,
+    /// The error up to which the projection is told.
+    pub allowed: f64,
+}
+
+/// A value as it was seen and as it was simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Checked {
+    /// Seen.
+    pub seen: f64,
+    /// Simulated.
+    pub simulated: f64,
+}
+
+/// What a program would meet on more vCPUs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Projected {
+    /// How many times as fast it is on the machine itself, without a hypervisor.
+    pub slowdown: f64,
+    /// Transitions of all vCPUs to idle per second.
+    pub idle_transitions_per_s: f64,
+    /// Share of core time, 0 to 1, that goes into halting and waking.
+    pub waking_share: f64,
+    /// What remedies give back, relative to the VM without them.
+    pub remedies: Vec<ProjectedRemedy>,
+}
+
+/// What one remedy gives back.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProjectedRemedy {
+    /// Its name as `muster run --remedy` takes it.
+    pub remedy: String,
+    /// The vCPUs that stay in use.
+    pub vcpus: u32,
+    /// Speed, relative to none.
+    pub speed: f64,
+    /// CPU time per unit of work, polling included, relative to none.
+    pub cpu_per_work: f64,
 }
 
 /// One number with a name and a unit.

@@ -87,6 +87,9 @@ pub struct Experiment {
     pub environment: Environment,
     /// Cores in use: the first so many of the machine.
     pub cores: u32,
+    /// Whether the machine may be scaled out to that many ([`crate::Topology::scaled_out`]).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub scale_out: bool,
     /// The workload's thread count; as many as cores when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,

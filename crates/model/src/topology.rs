@@ -82,6 +82,35 @@ impl Topology {
         Shape { sockets, llcs_per_socket, cores_per_llc, threads_per_core, cpus: Vec::new() }.try_into()
     }
 
+    /// The same kind of machine with `count` CPUs, numbered from 0: the first so many of this one, or as many again and
+    /// again. CPUs that shared everything with all others still do: how far apart they would be on a larger machine,
+    /// this one cannot tell. A machine of several cache domains gets more of the same size, each repetition of it on
+    /// sockets of its own.
+    ///
+    /// # Errors
+    /// When `count` is 0 or exceeds [`MAX_CPUS`].
+    pub fn scaled_out(&self, count: usize) -> Result<Self, ModelError> {
+        if count == 0 || count > MAX_CPUS {
+            return Err(ModelError::new("vCPUs", count.to_string(), format!("1 to {MAX_CPUS}")));
+        }
+        let own: Vec<Cpu> = self.cpus.iter().flatten().copied().collect();
+        let beyond = |of: fn(&Cpu) -> u32| own.iter().map(of).max().unwrap_or(0) + 1;
+        let (cores, llcs) = (beyond(|cpu| cpu.core), beyond(|cpu| cpu.llc));
+        let (nodes, sockets) = (beyond(|cpu| cpu.node), beyond(|cpu| cpu.socket));
+        let is_one_domain = own.iter().all(|cpu| cpu.llc == own[0].llc);
+        let cpu = |number: usize| {
+            let (cpu, again) = (own[number % own.len()], (number / own.len()) as u32);
+            let apart = if is_one_domain { 0 } else { again };
+            Some(Cpu {
+                core: cpu.core + again * cores,
+                llc: cpu.llc + apart * llcs,
+                node: cpu.node + apart * nodes,
+                socket: cpu.socket + apart * sockets,
+            })
+        };
+        Self::new((0..count).map(cpu).collect())
+    }
+
     /// The CPU with this number, if the machine has it.
     pub fn cpu(&self, number: usize) -> Option<&Cpu> {
         self.cpus.get(number).and_then(Option::as_ref)
@@ -223,6 +252,27 @@ mod tests {
         assert_eq!(machine.distance(0, 4), Some(Distance::OtherNode));
         assert_eq!(machine.distance(0, 16), None);
         assert_eq!(machine.llc_domain(0), "0-1,8-9".parse().unwrap());
+    }
+
+    #[test]
+    fn a_machine_grows_by_what_it_knows() {
+        let small = Topology::regular(1, 1, 2, 1).unwrap().scaled_out(16).unwrap();
+        assert_eq!((small.len(), small.distance(0, 15)), (16, Some(Distance::SameLlc)));
+        let threads = Topology::regular(1, 1, 1, 2).unwrap().scaled_out(4).unwrap();
+        assert_eq!(threads.distance(2, 3), Some(Distance::SmtSibling));
+        assert_eq!(threads.distance(0, 2), Some(Distance::SameLlc));
+        let two = Topology::regular(2, 1, 2, 1).unwrap();
+        let large = two.scaled_out(8).unwrap();
+        assert_eq!((large.distance(4, 5), large.distance(4, 6)), (Some(Distance::SameLlc), Some(Distance::OtherNode)));
+        assert_eq!(large.distance(0, 4), Some(Distance::OtherNode));
+        assert_eq!(two.scaled_out(4).unwrap(), two);
+        assert_eq!(two.scaled_out(3).unwrap().len(), 3);
+        for wrong in [0, MAX_CPUS + 1] {
+            assert!(two.scaled_out(wrong).is_err());
+        }
+        let mut gaps = vec![None; 3];
+        gaps.push(two.cpu(0).copied());
+        assert_eq!(Topology::new(gaps).unwrap().scaled_out(2).unwrap().all(), CpuSet::first(2));
     }
 
     #[test]

@@ -60,6 +60,47 @@ fn json_holds_every_account_remedy_and_a_sentence() {
 }
 
 #[test]
+fn a_recording_is_checked_projected_and_can_be_simulated() {
+    if is_missing("python3") {
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let file = |name: &str| directory.path().join(name);
+    let machine = concat!(env!("CARGO_MANIFEST_DIR"), "/../../machines/kvm-guest-2vcpu.toml");
+    let workload = file("w.json");
+    let output = explain()
+        .args(["--json", "--project", "4", "--profile", machine, "--save-workload"])
+        .arg(&workload)
+        .args(["--", "python3", "-c", PING_PONG])
+        .output()
+        .unwrap();
+    let projection = parse(&output.stdout).projection.expect("the profile can be simulated");
+    assert!(projection.home.cpu_rate.seen > 0.0 && projection.home.cpu_rate.simulated > 0.0, "{projection:?}");
+    assert!(projection.threads >= projection.copies && projection.vcpus == 4, "{projection:?}");
+    assert_eq!(projection.found.is_some(), projection.home.error <= projection.home.allowed, "{projection:?}");
+    std::fs::copy(machine, file("m.toml")).unwrap();
+    std::fs::write(
+        file("e.toml"),
+        "machine = 'm.toml'\nworkload = 'w.json'\nenvironment = 'virtual'\ncores = 2\nscale = 0.02\n",
+    )
+    .unwrap();
+    let mut sim = Command::cargo_bin("muster").unwrap();
+    sim.arg("sim").arg(file("e.toml")).args(["--vcpus", "8"]).assert().success().stdout(contains("on 8 cores"));
+}
+
+#[test]
+fn nothing_is_projected_where_nothing_was_asked_for_or_done() {
+    let output = explain().args(["--json", "--no-bpf", "--no-project", "--", "sleep", "0.3"]).output().unwrap();
+    let explanation = parse(&output.stdout);
+    assert!(explanation.projection.is_none());
+    assert!(explanation.channels_missing.iter().all(|missing| !missing.starts_with("projection")));
+    let output = explain().args(["--json", "--no-bpf", "--", "sleep", "0.3"]).output().unwrap();
+    let explanation = parse(&output.stdout);
+    assert!(explanation.projection.is_none());
+    assert!(explanation.channels_missing.iter().any(|missing| missing.starts_with("projection to 16 vCPUs")));
+}
+
+#[test]
 fn the_program_keeps_its_output_and_exit_code() {
     explain()
         .args(["--no-bpf", "--", "sh", "-c", "echo out; echo err >&2; exit 7"])
@@ -101,7 +142,7 @@ fn bad_input_is_refused_in_one_sentence() {
     let broken = directory.path().join("broken.toml");
     std::fs::write(&broken, "name = 7\n").unwrap();
     let broken = broken.to_str().unwrap();
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 13] = [
         (&[], "CMD"),
         (&["--pid", "4000000000"], "--pid: no process"),
         (&["--pid", "x"], "invalid value"),
@@ -110,6 +151,10 @@ fn bad_input_is_refused_in_one_sentence() {
         (&["--profile", "/no/such/file", "--", "true"], "--profile: cannot read /no/such/file"),
         (&["--profile", broken, "--", "true"], "broken.toml, line 1"),
         (&["--out", "/no/such/folder/x", "--", "true"], "--out: cannot write"),
+        (&["--save-workload", "/no/such/folder/x", "--", "true"], "--save-workload: cannot write"),
+        (&["--project", "0", "--", "true"], "1..=1024"),
+        (&["--project", "1025", "--", "true"], "1..=1024"),
+        (&["--project", "8", "--no-project", "--", "true"], "cannot be used with"),
         (&["--no-such-option"], "--no-such-option"),
     ];
     for (arguments, sentence) in cases {

@@ -1,6 +1,7 @@
 //! `muster sim` and `muster study` on good and bad input.
 
 use assert_cmd::Command;
+use predicates::prelude::PredicateBooleanExt;
 use predicates::str::contains;
 use std::fs;
 use std::path::Path;
@@ -33,6 +34,26 @@ fn sim_prints_a_ledger_and_writes_a_timeline() {
     assert!(report["wall_s"].as_f64().unwrap() >= 0.001);
     let events: serde_json::Value = serde_json::from_str(&fs::read_to_string(trace).unwrap()).unwrap();
     assert!(events.as_array().unwrap().len() > 2);
+}
+
+#[test]
+fn a_measured_machine_is_simulated_and_scaled_out() {
+    let dir = world(EXPERIMENT, WORKLOAD);
+    let measured = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines/kvm-guest-2vcpu.toml");
+    fs::copy(measured, dir.path().join("m.toml")).unwrap();
+    let file = dir.path().join("e.toml");
+    muster().arg("sim").arg(&file).assert().success().stdout(contains("on 2 cores"));
+    muster().arg("sim").arg(&file).args(["--vcpus", "64"]).assert().success().stdout(contains("on 64 cores"));
+    for wrong in ["0", "1025"] {
+        muster().arg("sim").arg(&file).args(["--vcpus", wrong]).assert().code(2).stderr(contains("1 to 1024"));
+    }
+    fs::write(&file, EXPERIMENT.replace("cores = 2", "cores = 3")).unwrap();
+    muster().arg("sim").arg(&file).assert().code(2).stderr(contains("1 to 2").and(contains("--vcpus")));
+    fs::write(&file, EXPERIMENT.replace("cores = 2", "cores = 3\nscale_out = true")).unwrap();
+    muster().arg("sim").arg(&file).assert().success();
+    let unpriced = "name = 'x'\n[topology]\ncores_per_llc = 2\n";
+    fs::write(dir.path().join("m.toml"), unpriced).unwrap();
+    muster().arg("sim").arg(&file).assert().code(2).stderr(contains("wake.futex").and(contains("muster probe")));
 }
 
 #[test]

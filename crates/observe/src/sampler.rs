@@ -5,7 +5,7 @@
 
 use crate::progress::Progress;
 use crate::tree::Tree;
-use muster_model::{CpuSet, PeriodFacts};
+use muster_model::{CpuSet, PeriodFacts, ThreadFacts, ThreadId};
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -98,7 +98,7 @@ pub struct Sampler {
     polling: IdleStates,
     stat: Option<Counter>,
     io: PerTask<2>,
-    schedstat: PerTask<2>,
+    schedstat: PerTask<3>,
     progress: Option<Progress>,
     buffer: Vec<u8>,
     signals: Totals,
@@ -131,6 +131,15 @@ impl Sampler {
     /// The few threads that were switched in most often between the last two full samples, busiest first.
     pub fn busiest_threads(&self) -> &[u32] {
         &self.schedstat.busiest
+    }
+
+    /// What each thread did since the sampler began, as of the last full sample; of ended threads the busiest.
+    pub fn threads(&self) -> Vec<ThreadFacts> {
+        let facts = |(id, numbers): (u32, [u64; 3])| {
+            let [cpu_ns, waiting_ns, switches] = numbers;
+            ThreadFacts { id: ThreadId(id), cpu_ns, waiting_ns, switches }
+        };
+        self.schedstat.by_task().into_iter().map(facts).collect()
     }
 
     /// The vCPUs whose counters are read.
@@ -200,13 +209,13 @@ impl Sampler {
             totals.poll_entries = sum(&self.polling.usage, &mut self.buffer, 1);
         }
         if detail != Detail::Full {
-            totals.busiest_switches = self.schedstat.busiest(waiting_ns_and_switches, &mut self.buffer);
+            totals.busiest_switches = self.schedstat.busiest(schedstat, &mut self.buffer);
         } else {
             totals.idle_ns = sum(&self.halting.time, &mut self.buffer, 1000);
             totals.poll_ns = sum(&self.polling.time, &mut self.buffer, 1000);
             totals.busy_ns = self.busy_ns();
             [totals.io_bytes, totals.io_calls] = self.io_bytes_and_calls().map(Some);
-            [totals.waiting_ns, totals.switches] = self.waiting_ns_and_switches().map(Some);
+            [_, totals.waiting_ns, totals.switches] = self.schedstat().map(Some);
             totals.busiest_switches = self.schedstat.busiest_at_last_look();
         }
         totals
@@ -247,10 +256,10 @@ impl Sampler {
         self.io.totals(self.tree.processes().map(|process| process.id), path, read, &mut self.buffer)
     }
 
-    /// Run-queue waiting time and switch-ins of all threads.
-    fn waiting_ns_and_switches(&mut self) -> [u64; 2] {
+    /// CPU time, run-queue waiting time and switch-ins of all threads.
+    fn schedstat(&mut self) -> [u64; 3] {
         let path = |tid| format!("/proc/{tid}/schedstat");
-        self.schedstat.totals(self.tree.threads().take(MAX_THREADS), path, waiting_ns_and_switches, &mut self.buffer)
+        self.schedstat.totals(self.tree.threads().take(MAX_THREADS), path, schedstat, &mut self.buffer)
     }
 }
 
@@ -263,16 +272,23 @@ const MAX_THREADS: usize = 64;
 struct PerTask<const N: usize> {
     live: HashMap<u32, (Counter, [u64; N])>,
     ended: [u64; N],
+    /// What the tasks that were there at the first look had counted by then.
+    at_first: Option<HashMap<u32, [u64; N]>>,
+    /// Of the tasks that ended, those with the highest first number.
+    ended_tasks: Vec<(u32, [u64; N])>,
     /// The tasks whose last number rose most between the last two looks at all.
     busiest: Vec<u32>,
 }
+
+/// So many ended tasks are remembered one by one.
+const MAX_ENDED: usize = 64;
 
 /// So many threads are looked at each period: those of a hand-over are two or a few.
 const BUSIEST: usize = 4;
 
 impl<const N: usize> Default for PerTask<N> {
     fn default() -> Self {
-        Self { live: HashMap::new(), ended: [0; N], busiest: Vec::new() }
+        Self { live: HashMap::new(), ended: [0; N], at_first: None, ended_tasks: Vec::new(), busiest: Vec::new() }
     }
 }
 
@@ -300,18 +316,43 @@ impl<const N: usize> PerTask<N> {
                     rises.push((now[N - 1].saturating_sub(last[N - 1]), task));
                     live.insert(task, (counter, now));
                 }
-                None => add(&mut self.ended, &last),
+                None => self.end(task, last),
             }
         }
-        for (_, (_, last)) in self.live.drain() {
-            add(&mut self.ended, &last);
+        for (task, (_, last)) in std::mem::take(&mut self.live) {
+            self.end(task, last);
         }
+        self.at_first.get_or_insert_with(|| live.iter().map(|(&task, &(_, now))| (task, now)).collect());
         rises.sort_unstable_by(|a, b| b.cmp(a));
         self.busiest = rises.into_iter().take(BUSIEST).map(|(_, task)| task).collect();
         self.live = live;
         let mut totals = self.ended;
         self.live.values().for_each(|(_, now)| add(&mut totals, now));
         totals
+    }
+
+    fn end(&mut self, task: u32, last: [u64; N]) {
+        add(&mut self.ended, &last);
+        if self.ended_tasks.len() < MAX_ENDED {
+            self.ended_tasks.push((task, last));
+        } else if let Some(least) = self.ended_tasks.iter_mut().min_by_key(|(_, numbers)| numbers[0])
+            && least.1[0] < last[0]
+        {
+            *least = (task, last);
+        }
+    }
+
+    /// By task, what it counted since the first look; ascending by task.
+    fn by_task(&self) -> Vec<(u32, [u64; N])> {
+        let live = self.live.iter().map(|(&task, &(_, now))| (task, now));
+        let mut all: Vec<(u32, [u64; N])> = live.chain(self.ended_tasks.iter().copied()).collect();
+        for (task, numbers) in &mut all {
+            if let Some(before) = self.at_first.as_ref().and_then(|at_first| at_first.get(task)) {
+                numbers.iter_mut().zip(before).for_each(|(now, before)| *now = now.saturating_sub(*before));
+            }
+        }
+        all.sort_unstable_by_key(|(task, _)| *task);
+        all
     }
 
     /// The last number, summed over the busiest tasks, read now; `None` when one of them has ended or none is known.
@@ -327,10 +368,10 @@ impl<const N: usize> PerTask<N> {
     }
 }
 
-/// Waiting time and switch-ins in the text of a `schedstat` file (Documentation/scheduler/sched-stats.rst).
-fn waiting_ns_and_switches(text: &str) -> Option<[u64; 2]> {
-    let mut words = text.split_ascii_whitespace().skip(1).map_while(|word| word.parse().ok());
-    Some([words.next()?, words.next()?])
+/// CPU time, waiting time and switch-ins in the text of a `schedstat` file (Documentation/scheduler/sched-stats.rst).
+fn schedstat(text: &str) -> Option<[u64; 3]> {
+    let mut words = text.split_ascii_whitespace().map_while(|word| word.parse().ok());
+    Some([words.next()?, words.next()?, words.next()?])
 }
 
 fn add<const N: usize>(totals: &mut [u64; N], more: &[u64; N]) {
@@ -445,6 +486,28 @@ mod tests {
     }
 
     #[test]
+    fn tasks_are_told_apart_from_the_first_look_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |task: u32| directory.path().join(task.to_string()).display().to_string();
+        let write = |task, text: &str| fs::write(path(task), text).unwrap();
+        let mut tasks = PerTask::<3>::default();
+        write(7, "100 10 1\n");
+        tasks.totals([7].into_iter(), path, schedstat, &mut Vec::new());
+        write(7, "150 20 3\n");
+        write(8, "5 6 7\n");
+        let totals = tasks.totals([7, 8].into_iter(), path, schedstat, &mut Vec::new());
+        assert_eq!(totals, [155, 26, 10]);
+        assert_eq!(tasks.by_task(), [(7, [50, 10, 2]), (8, [5, 6, 7])]);
+        tasks.totals([7].into_iter(), path, schedstat, &mut Vec::new());
+        assert_eq!(tasks.by_task(), [(7, [50, 10, 2]), (8, [5, 6, 7])], "an ended task is remembered");
+        for task in 100..100 + 2 * MAX_ENDED as u32 {
+            tasks.end(task, [u64::from(task), 0, 0]);
+        }
+        assert_eq!(tasks.ended_tasks.len(), MAX_ENDED);
+        assert!(tasks.by_task().iter().any(|(task, _)| *task == 99 + 2 * MAX_ENDED as u32), "the busiest stay");
+    }
+
+    #[test]
     fn a_busy_process_shows_its_cpu_time() {
         let me = std::process::id();
         let tree = Tree::new(me, None).expect("this process exists");
@@ -456,6 +519,9 @@ mod tests {
         }
         let facts = sampler.sample(Detail::Full, allowed);
         assert!(facts.cpu_ns > 0 && facts.period_ns > 0);
+        let threads = sampler.threads();
+        assert!(threads.iter().any(|thread| thread.cpu_ns > 0), "{threads:?}");
+        assert!(threads.iter().map(|thread| thread.cpu_ns).sum::<u64>() <= 2 * facts.cpu_ns, "since the first look");
         assert_eq!(facts.active, allowed);
     }
 }

@@ -11,7 +11,7 @@ use crate::states::{Looks, StateLooks};
 use crate::tree::Tree;
 use crate::usage::{Usage, UsageReader};
 use crate::wakes::{WakesSeen, WindowSums, Windows};
-use muster_model::{CpuSet, PeriodFacts};
+use muster_model::{CpuSet, PeriodFacts, ThreadFacts};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -52,6 +52,8 @@ pub struct Period {
     pub facts: PeriodFacts,
     /// How often threads were found runnable.
     pub looks: Looks,
+    /// What each thread did, where schedstat is there; of ended threads the busiest, as last seen.
+    pub threads: Vec<ThreadFacts>,
 }
 
 /// What happened while a program was watched.
@@ -163,6 +165,7 @@ struct Watcher {
     looks: StateLooks,
     periods: Vec<Period>,
     looks_so_far: Looks,
+    threads_so_far: Vec<ThreadFacts>,
     period_due_ns: u64,
     allowed: CpuSet,
 }
@@ -183,6 +186,7 @@ impl Watcher {
             looks: StateLooks::default(),
             periods: Vec::new(),
             looks_so_far: Looks::default(),
+            threads_so_far: Vec::new(),
             period_due_ns,
             allowed,
         }
@@ -218,9 +222,12 @@ impl Watcher {
         let facts = self.sampler.sample(Detail::Full, self.allowed);
         let looks = self.looks.found();
         let since = std::mem::replace(&mut self.looks_so_far, looks);
+        let threads = self.sampler.threads();
+        let before = std::mem::replace(&mut self.threads_so_far, threads.clone());
         Period {
             facts: PeriodFacts { cpu_ns: used.cpu_ns, user_ns: Some(used.user_ns), ..facts },
             looks: looks.since(&since),
+            threads: since_before(threads, &before),
         }
     }
 
@@ -250,6 +257,19 @@ impl Watcher {
         observation.name_channels();
         observation
     }
+}
+
+/// What each thread did since `before`; both ascending by thread.
+fn since_before(mut threads: Vec<ThreadFacts>, before: &[ThreadFacts]) -> Vec<ThreadFacts> {
+    for thread in &mut threads {
+        if let Ok(at) = before.binary_search_by_key(&thread.id, |thread| thread.id) {
+            thread.cpu_ns = thread.cpu_ns.saturating_sub(before[at].cpu_ns);
+            thread.waiting_ns = thread.waiting_ns.saturating_sub(before[at].waiting_ns);
+            thread.switches = thread.switches.saturating_sub(before[at].switches);
+        }
+    }
+    threads.retain(|thread| thread.switches > 0 || thread.cpu_ns > 0);
+    threads
 }
 
 impl Observation {
@@ -409,6 +429,8 @@ mod tests {
         child.wait().unwrap();
         assert!(seen.wall_ns > 0 && !seen.allowed.is_empty(), "{seen:?}");
         assert!(seen.usage.cpu_ns > 0 || seen.periods.is_empty(), "{seen:?}");
+        let of_threads: u64 = seen.periods.iter().flat_map(|period| &period.threads).map(|thread| thread.cpu_ns).sum();
+        assert!(of_threads <= 2 * seen.usage.cpu_ns, "each thread's time is told once: {seen:?}");
         assert!(seen.channels_used.iter().any(|channel| channel.starts_with("CPU clocks")));
     }
 

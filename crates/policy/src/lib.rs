@@ -8,5 +8,6 @@ pub mod colocate;
 pub mod consolidate;
 pub mod idle;
 pub mod predict;
+pub mod record;
 pub mod wakeup;
 pub mod yielding;

@@ -5,7 +5,7 @@
 use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
 use crate::judge::{KindError, errors_by_kind};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
-use muster_model::results::{Arm, Comparison, Explanation, Prediction, StudyKind, StudyResults};
+use muster_model::results::{Arm, Comparison, Explanation, Prediction, Projected, Projection, StudyKind, StudyResults};
 use muster_model::{Account, Amount, Ledger};
 use std::fmt::Write;
 
@@ -85,6 +85,9 @@ fn explanation_at(explanation: &Explanation, width: u16) -> String {
     if !explanation.remedies.is_empty() {
         let _ = writeln!(text, "What would help:\n{}\n", remedies(&explanation.remedies, width));
     }
+    if let Some(projection) = &explanation.projection {
+        let _ = writeln!(text, "{}", projection_at(projection, width));
+    }
     if !explanation.signals.is_empty() {
         let mut table = new_table(width, &["signal", "value"]);
         align_right(&mut table, &[1]);
@@ -112,6 +115,61 @@ fn remedies(predictions: &[Prediction], width: u16) -> String {
         ]);
     }
     table.trim_fmt()
+}
+
+/// What the program would meet on more vCPUs, and how well the recording reproduces it at home.
+fn projection_at(projection: &Projection, width: u16) -> String {
+    let Projection { home, found, .. } = projection;
+    let mut text = format!("On {} vCPUs (simulated, predicted):\n", projection.vcpus);
+    match found {
+        Some(found) => text.push_str(&projected(projection, found, width)),
+        None => {
+            let _ = writeln!(
+                text,
+                "  Not told: what was recorded does not behave at home as the program did. It fits programs that do"
+            );
+            let _ = writeln!(text, "  the same all the time, on a quiet machine.");
+        }
+    }
+    let _ = writeln!(
+        text,
+        "  Checked at home, on {} vCPUs: {:.2} CPUs busy, simulated {:.2}; {} halts/s, simulated {}: off by {}, allowed {}.",
+        home.vcpus,
+        home.cpu_rate.seen,
+        home.cpu_rate.simulated,
+        significant(home.halts_per_s.seen),
+        significant(home.halts_per_s.simulated),
+        percent(home.error),
+        percent(home.allowed)
+    );
+    for assumption in &projection.assumptions {
+        let _ = writeln!(text, "  Assumed: {assumption}.");
+    }
+    text
+}
+
+fn projected(projection: &Projection, found: &Projected, width: u16) -> String {
+    let mut table = new_table(width, &["remedy", "vCPUs in use", "speed", "CPU per work"]);
+    align_right(&mut table, &[1, 2, 3]);
+    table.add_row(["none".to_owned(), projection.vcpus.to_string(), ratio(1.0), ratio(1.0)]);
+    for remedy in &found.remedies {
+        table.add_row([
+            remedy.remedy.clone(),
+            remedy.vcpus.to_string(),
+            ratio(remedy.speed),
+            ratio(remedy.cpu_per_work),
+        ]);
+    }
+    format!(
+        "  {} of this program, {} threads in all, would be {} times as fast without virtualization.\n  {} transitions to \
+         idle a second; {} of core time goes into halting and waking.\n{}\n",
+        if projection.copies == 1 { "One copy".to_owned() } else { format!("{} copies", projection.copies) },
+        projection.threads,
+        significant(found.slowdown),
+        significant(found.idle_transitions_per_s),
+        percent(found.waking_share),
+        table.trim_fmt()
+    )
 }
 
 fn comparison_at(comparison: &Comparison, width: u16) -> String {
@@ -240,6 +298,16 @@ mod tests {
             panic!()
         };
         insta::assert_snapshot!(explanation_at(&explanation, PLAIN_WIDTH));
+    }
+
+    #[test]
+    fn a_projection_that_failed_its_check_holds_no_numbers() {
+        let ResultFile::Explain(explanation) = fixture(include_str!("../tests/fixtures/explain.json")) else {
+            panic!()
+        };
+        let projection = *explanation.projection.expect("the fixture holds one");
+        let home = muster_model::results::HomeCheck { error: 3.45, ..projection.home };
+        insta::assert_snapshot!(projection_at(&Projection { home, found: None, ..projection }, PLAIN_WIDTH));
     }
 
     #[test]

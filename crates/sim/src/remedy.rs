@@ -43,15 +43,15 @@ pub struct Window {
 
 /// Running totals at the end of a period.
 #[derive(Debug, Clone, Copy, Default)]
-struct Totals {
-    now: Ps,
-    cpu: Ps,
+pub(crate) struct Totals {
+    pub(crate) now: Ps,
+    pub(crate) cpu: Ps,
     user: Ps,
     idle: Ps,
-    polled: Ps,
+    pub(crate) polled: Ps,
     yielded: Ps,
     waiting: Ps,
-    idle_entries: u64,
+    pub(crate) idle_entries: u64,
     poll_entries: u64,
     switches: u64,
 }
@@ -155,7 +155,7 @@ impl World {
             && (0..self.cores.len()).all(|c| rests(self.cores[c].state) && self.cores[c].pending == 0 && !on_its_way(c))
     }
 
-    fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self) -> Totals {
         let mut totals = Totals {
             now: self.now,
             cpu: self.cpu_ps,

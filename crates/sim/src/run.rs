@@ -3,11 +3,13 @@
 use crate::SimError;
 use crate::engine::Ps;
 use crate::engine::books::Stretch;
+use crate::machine::derive::simulatable;
 use crate::machine::prices::Prices;
 use crate::workload::program::compile;
 use crate::world::{Counters, World};
 use muster_model::study::Experiment;
-use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Workload};
+use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// A run that is ready to go.
@@ -34,8 +36,27 @@ pub struct Outcome {
     pub timeline: Vec<Stretch>,
 }
 
+/// What happened in a stretch of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Window {
+    /// How long it was.
+    pub length_ps: Ps,
+    /// By thread, turns of its outermost loops: its progress.
+    pub turns: Vec<u64>,
+    /// CPU time of its threads, over all cores.
+    pub cpu_ps: Ps,
+    /// Time in polling idle, over all cores.
+    pub polled_ps: Ps,
+    /// Core time that goes into halting and waking: the accounts halt+wake, IPI and VMM scheduler.
+    pub waking_ps: Ps,
+    /// Entries into idle states that halt.
+    pub idle_entries: u64,
+    /// Events, those before the stretch included.
+    pub events: u64,
+}
+
 impl Simulation {
-    /// Puts the world together. With `timeline`, the first so many stretches of core time are kept.
+    /// Puts the world together; the simulator's prices are derived where the profile has none. With `timeline`, the first so many stretches of core time are kept.
     ///
     /// # Errors
     /// When the machine has too few cores, lacks a price, or the workload does not fit the experiment.
@@ -45,7 +66,8 @@ impl Simulation {
         workload: &Workload,
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
-        Self::with_prices(experiment, profile, Prices::new(profile)?, workload, timeline)
+        let prices = Prices::new(&*simulatable(profile)?)?;
+        Self::with_prices(experiment, profile, prices, workload, timeline)
     }
 
     /// The same with prices that differ from the profile's.
@@ -60,11 +82,8 @@ impl Simulation {
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
         experiment.validate()?;
+        let topology = topology(experiment, profile)?;
         let cores = CpuSet::first(experiment.cores as usize);
-        if !cores.is_subset(&profile.topology.all()) {
-            let allowed = format!("1 to {}, the cores of `{}`", profile.topology.len(), profile.name);
-            return Err(ModelError::new("cores", experiment.cores.to_string(), allowed));
-        }
         for group in &workload.groups {
             if group.cpus.is_some_and(|cpus| cpus.intersection(&cores).is_empty()) {
                 let found = format!("CPUs {} on {} cores", group.cpus.unwrap_or(CpuSet::EMPTY), experiment.cores);
@@ -72,7 +91,7 @@ impl Simulation {
             }
         }
         let program = compile(workload, &prices, experiment.thread_count(), experiment.scale)?;
-        let world = World::new(experiment, &profile.topology, prices, program, timeline);
+        let world = World::new(experiment, &topology, prices, program, timeline);
         Ok(Self { world, cores: experiment.cores })
     }
 
@@ -92,6 +111,50 @@ impl Simulation {
             timeline: world.books.into_timeline(),
         })
     }
+}
+
+impl Simulation {
+    /// Runs it up to `to`, or until it is over, and tells what happened from `from` on.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub fn window(mut self, from: Ps, to: Ps) -> Result<Window, SimError> {
+        const WAKING: [Account; 3] = [Account::HaltWake, Account::Ipi, Account::VmmScheduler];
+        let world = &mut self.world;
+        let waking =
+            |world: &World| WAKING.iter().map(|&account| world.books.total_until(account, world.now)).sum::<Ps>();
+        world.start();
+        world.go_on(from)?;
+        let (before, waking_before, turns) = (world.totals(), waking(world), world.turns.clone());
+        world.go_on(to)?;
+        let after = world.totals();
+        Ok(Window {
+            length_ps: after.now - before.now,
+            turns: world.turns.iter().zip(turns).map(|(after, before)| after - before).collect(),
+            cpu_ps: after.cpu - before.cpu,
+            polled_ps: after.polled - before.polled,
+            waking_ps: waking(world) - waking_before,
+            idle_entries: after.idle_entries - before.idle_entries,
+            events: world.counters.events,
+        })
+    }
+}
+
+/// The machine's shape, scaled out where the experiment allows it.
+fn topology<'a>(experiment: &Experiment, profile: &'a Profile) -> Result<Cow<'a, Topology>, ModelError> {
+    let cores = CpuSet::first(experiment.cores as usize);
+    if cores.is_subset(&profile.topology.all()) {
+        return Ok(Cow::Borrowed(&profile.topology));
+    }
+    if experiment.scale_out {
+        return profile.topology.scaled_out(experiment.cores as usize).map(Cow::Owned);
+    }
+    let allowed = format!(
+        "1 to {}, the cores of `{}`; more with `scale_out = true` or --vcpus",
+        profile.topology.len(),
+        profile.name
+    );
+    Err(ModelError::new("cores", experiment.cores.to_string(), allowed))
 }
 
 impl Outcome {

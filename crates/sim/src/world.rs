@@ -187,6 +187,8 @@ pub struct World {
     /// By thread, its own CPUs.
     pub(crate) pinned: Vec<CpuSet>,
     pub(crate) random: Vec<Random>,
+    /// By thread, turns of its outermost loops that are done: its progress.
+    pub(crate) turns: Vec<u64>,
     /// By thread and depth, repetitions left.
     pub(crate) loops: Vec<u32>,
     pub(crate) ops: Vec<Op>,
@@ -258,6 +260,7 @@ impl World {
             allowed: pinned.clone(),
             pinned,
             random: (0..threads as u64).map(|t| Random::new(experiment.seed, t)).collect(),
+            turns: vec![0; threads],
             loops: vec![0; threads * LOOP_DEPTH],
             ops: program.ops,
             durations: program.durations,
@@ -291,7 +294,17 @@ impl World {
     /// On a deadlock, or when the limit on simulated time is reached.
     pub(crate) fn run(&mut self) -> Result<(), SimError> {
         self.start();
-        while self.live > 0 {
+        self.go_on(Ps::MAX)?;
+        self.books.close(self.now);
+        Ok(())
+    }
+
+    /// Goes on until every thread has ended, or up to the first event at or after `until`.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(crate) fn go_on(&mut self, until: Ps) -> Result<(), SimError> {
+        while self.live > 0 && self.now < until {
             let Some((time, slot)) = self.queue.pop() else {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
             };
@@ -305,7 +318,6 @@ impl World {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
             }
         }
-        self.books.close(self.now);
         Ok(())
     }
 
@@ -391,7 +403,7 @@ impl World {
     }
 
     /// Threads start one after the other on the cores they may use, as a loop of clone(2) would place them.
-    fn start(&mut self) {
+    pub(crate) fn start(&mut self) {
         let n = self.cores.len();
         for t in 0..self.threads.len() {
             let c =

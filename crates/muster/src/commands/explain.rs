@@ -9,10 +9,12 @@ use muster_observe::prices::UnitPrices;
 use muster_observe::program::{Output, Program, stop_on_signals};
 use muster_observe::signals::signals;
 use muster_observe::wakes::Windows;
-use muster_observe::watch::{Before, Observation, Options, WatchError, watch};
+use muster_observe::watch::{Before, Observation, Options, Period, WatchError, watch};
 use muster_policy::advice::{self, Churn, Clock, Disturbance, Situation};
 use muster_policy::consolidate::Prices;
 use muster_policy::predict::WakeSignals;
+use muster_policy::record::{Recording, Seen, Stretch, main_phase, record};
+use muster_sim::project::{Home, as_met, overheads, project};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io;
@@ -42,6 +44,15 @@ pub struct Args {
     /// Take prices from this machine profile (TOML) instead of the one `muster probe` keeps.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
+    /// Simulate what the same program would meet on N vCPUs of this machine's kind (1 to 1024).
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    project: u32,
+    /// Do not simulate it on other numbers of vCPUs.
+    #[arg(long, conflicts_with = "project")]
+    no_project: bool,
+    /// Write what was seen as a workload (JSON) to FILE, for `muster sim`.
+    #[arg(long, value_name = "FILE")]
+    save_workload: Option<PathBuf>,
     /// Leave BPF out, also where it could be used.
     #[arg(long)]
     no_bpf: bool,
@@ -50,9 +61,13 @@ pub struct Args {
     command: Vec<OsString>,
 }
 
+/// Seed of the projection's random draws: equal recordings give equal numbers.
+const SEED: u64 = 1;
+
 /// Runs the command.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    args.out.as_deref().map_or(Ok(()), check_writable)?;
+    let files = [("--out", &args.out), ("--save-workload", &args.save_workload)];
+    files.iter().try_for_each(|(option, file)| file.as_deref().map_or(Ok(()), |file| check_writable(option, file)))?;
     let profile = profile(args.profile.as_deref())?;
     let no_bpf = args.no_bpf.then(|| "left out by --no-bpf".to_owned());
     let stop = Arc::new(AtomicBool::new(false));
@@ -66,7 +81,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Some(pid) => {
             stop_on_signals(&stop)?;
             let seen = attach(pid, &options)?;
-            tell(&args, &explain(&seen, &profile, &format!("--pid {pid}")))?;
+            tell(&args, &seen, &profile, &format!("--pid {pid}"))?;
             Ok(ExitCode::SUCCESS)
         }
         None => run_program(&args, &options, &profile),
@@ -79,10 +94,10 @@ fn seconds(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|seconds| (0.1..=31_536_000.0).contains(seconds)).ok_or_else(allowed)
 }
 
-fn check_writable(file: &Path) -> Result<(), BadInput> {
+fn check_writable(option: &str, file: &Path) -> Result<(), BadInput> {
     let opened = OpenOptions::new().append(true).create(true).open(file);
     opened.map(drop).map_err(|error| {
-        BadInput(format!("--out: cannot write {}: {error}; allowed: a file in a folder that exists", file.display()))
+        BadInput(format!("{option}: cannot write {}: {error}; allowed: a file in a folder that exists", file.display()))
     })
 }
 
@@ -115,12 +130,12 @@ fn run_program(args: &Args, options: &Options, profile: &Profile) -> anyhow::Res
     let words: Vec<_> = args.command.iter().map(|word| shell_word(&word.to_string_lossy())).collect();
     let target = format!("-- {}", words.join(" "));
     if args.duration.is_some() {
-        tell(args, &explain(&seen, profile, &target))?;
+        tell(args, &seen, profile, &target)?;
     }
     let ended = program.wait().context("cannot wait for the program")?;
     if args.duration.is_none() {
         seen.charge(ended.usage);
-        tell(args, &explain(&seen, profile, &target))?;
+        tell(args, &seen, profile, &target)?;
     }
     Ok(exit_code(ended.status))
 }
@@ -179,6 +194,34 @@ fn explain(seen: &Observation, profile: &Profile, target: &str) -> Explanation {
         remedies,
         channels_used: seen.channels_used.clone(),
         channels_missing: seen.channels_missing.clone(),
+        projection: None,
+    }
+}
+
+/// What was seen, as a workload, and what it has to reproduce; `None` when the program did next to nothing.
+fn recording(seen: &Observation, profile: &Profile, command: &str) -> anyhow::Result<Option<(Recording, Home)>> {
+    let stretches: Vec<Stretch> = seen.periods.iter().map(stretch).collect();
+    let Some((main, share)) = main_phase(&stretches) else { return Ok(None) };
+    let wakes = seen.wakes.as_ref().map(|wakes| (wakes.window.pairs.as_slice(), wakes.window.window_ns));
+    let recorded = record(&Seen { name: command, main: &main, share, wakes }, &overheads(profile)?);
+    let home = Home {
+        vcpus: seen.allowed.len() as u32,
+        cpu_rate: main.cpu_rate(),
+        halts_per_s: main.halts_per_s(),
+        polls: seen.settings.guest_halt_poll_ns.is_some_and(|limit_ns| limit_ns > 0),
+    };
+    Ok(recorded.map(|recorded| (recorded, home)))
+}
+
+fn stretch(period: &Period) -> Stretch {
+    let facts = &period.facts;
+    Stretch {
+        wall_ns: facts.period_ns,
+        cpu_ns: facts.cpu_ns,
+        user_ns: facts.user_ns.unwrap_or(0),
+        halts: facts.idle_entries.unwrap_or(0),
+        looks: (period.looks.looks, period.looks.none),
+        threads: period.threads.clone(),
     }
 }
 
@@ -206,8 +249,29 @@ fn churn(seen: &Observation, prices: &UnitPrices) -> Churn {
     }
 }
 
-/// Writes the explanation to where it was asked for.
-fn tell(args: &Args, explanation: &Explanation) -> anyhow::Result<()> {
+/// Writes the explanation to where it was asked for, and the recorded workload.
+fn tell(args: &Args, seen: &Observation, profile: &Profile, target: &str) -> anyhow::Result<()> {
+    let mut explanation = explain(seen, profile, target);
+    let idle_wakes = seen.wakes.as_ref().map(|wakes| wakes.totals.idle_cpu);
+    let profile = &as_met(profile, idle_wakes.and_then(|idle| Some((idle.count, idle.mean_ns()?))));
+    let recorded = recording(seen, profile, &explanation.command)
+        .and_then(|recorded| recorded.context("the program did next to nothing, or not for long enough"));
+    if let Some(file) = &args.save_workload {
+        let (recorded, _) = recorded.as_ref().map_err(|error| anyhow::anyhow!("--save-workload: {error:#}"))?;
+        std::fs::write(file, recorded.workload.to_json())
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if !args.no_project {
+        let projected = |(recorded, home)| Ok(project(&recorded, profile, &home, args.project, SEED)?);
+        match recorded.and_then(projected) {
+            Ok(projection) => explanation.projection = Some(Box::new(projection)),
+            Err(why) => explanation.channels_missing.push(format!("projection to {} vCPUs: {why:#}", args.project)),
+        }
+    }
+    print(args, &explanation)
+}
+
+fn print(args: &Args, explanation: &Explanation) -> anyhow::Result<()> {
     let json = || serde_json::to_string_pretty(&ResultFile::Explain(explanation.clone()));
     if let Some(file) = &args.out {
         std::fs::write(file, json()?).with_context(|| format!("cannot write {}", file.display()))?;

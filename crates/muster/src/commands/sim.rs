@@ -25,6 +25,9 @@ pub struct Args {
     /// Use this seed instead of the experiment's.
     #[arg(long)]
     seed: Option<u64>,
+    /// Simulate so many cores (vCPUs) instead of the experiment's; a machine that has fewer is scaled out.
+    #[arg(long, value_name = "N")]
+    vcpus: Option<u32>,
     /// Write every core's timeline to FILE, for Perfetto or chrome://tracing (the first million stretches).
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
@@ -63,6 +66,10 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     let name = args.file.display().to_string();
     let mut experiment = Experiment::from_toml(&read(&args.file, "the experiment")?, &name)?;
     experiment.seed = args.seed.unwrap_or(experiment.seed);
+    if let Some(vcpus) = args.vcpus {
+        (experiment.cores, experiment.scale_out) = (vcpus, true);
+        experiment.validate().map_err(|error| error.within("--vcpus"))?;
+    }
     let machine = beside(&args.file, &experiment.machine);
     let workload = beside(&args.file, &experiment.workload);
     let profile = Profile::from_toml(&read(&machine, "the machine profile")?, &experiment.machine)?;

@@ -3,9 +3,9 @@
 use super::{cell, figure, table};
 use crate::chart::intervals::ratios;
 use crate::chart::stack::{Part, stack};
-use crate::format::{count, duration, percent, ratio_range, with_unit};
+use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
 use maud::{Markup, html};
-use muster_model::results::{Explanation, Prediction, Range};
+use muster_model::results::{Checked, Explanation, Prediction, Projected, Projection, Range};
 use muster_model::{Account, Amount, Ledger};
 
 pub fn body(explanation: &Explanation) -> Markup {
@@ -19,6 +19,7 @@ pub fn body(explanation: &Explanation) -> Markup {
         @if !explanation.findings.is_empty() { ul.findings { @for finding in &explanation.findings { li { (finding) } } } }
         (ledger(&explanation.ledger))
         @if !explanation.remedies.is_empty() { h3 { "What would help" } (remedies(&explanation.remedies)) }
+        @if let Some(it) = &explanation.projection { h3 { "On " (it.vcpus) " vCPUs" } (projection(it)) }
         @if !signals.is_empty() {
             details { summary { "What it rests on" } (table("Signals", &["signal", "value"], &[1], &signals)) }
         }
@@ -104,6 +105,44 @@ fn row(account: Account, amount: &Amount, share: Option<f64>) -> Vec<Markup> {
         cell(sure)
     };
     vec![swatch, cell(time), cell(share.map(percent).unwrap_or_default()), sure, cell(from)]
+}
+
+/// A simulated prediction, and how well the recording behind it reproduces what was seen.
+fn projection(projection: &Projection) -> Markup {
+    let home = &projection.home;
+    let checked = |name: &str, checked: &Checked| {
+        vec![cell(name), cell(significant(checked.seen)), cell(significant(checked.simulated))]
+    };
+    let check = [checked("CPUs busy", &home.cpu_rate), checked("halts per second", &home.halts_per_s)];
+    html! {
+        @match &projection.found {
+            Some(found) => (projected(projection, found)),
+            None => p { "Not told: what was recorded does not behave at home as the program did." },
+        }
+        details {
+            summary { "Simulated and predicted; at home it is off by " (percent(home.error)) " (allowed: " (percent(home.allowed)) ")" }
+            (table(&format!("At home, on {} vCPUs", home.vcpus), &["", "seen", "simulated"], &[1, 2], &check))
+            ul { @for assumption in &projection.assumptions { li { (assumption) } } }
+        }
+    }
+}
+
+fn projected(projection: &Projection, found: &Projected) -> Markup {
+    let row = |name: &str, vcpus: u32, speed: f64, cpu: f64| {
+        vec![cell(name), cell(vcpus.to_string()), cell(ratio(speed)), cell(ratio(cpu))]
+    };
+    let none = row("none", projection.vcpus, 1.0, 1.0);
+    let remedies = found.remedies.iter().map(|it| row(&it.remedy, it.vcpus, it.speed, it.cpu_per_work));
+    let rows: Vec<Vec<Markup>> = std::iter::once(none).chain(remedies).collect();
+    html! {
+        p {
+            (projection.copies) " × this program, " (projection.threads) " threads in all: "
+            (ratio(found.slowdown)) " as fast without virtualization; "
+            (significant(found.idle_transitions_per_s)) " transitions to idle a second; "
+            (percent(found.waking_share)) " of core time goes into halting and waking."
+        }
+        (table("What remedies give back there", &["remedy", "vCPUs in use", "speed", "CPU per work"], &[1, 2, 3], &rows))
+    }
 }
 
 fn remedies(remedies: &[Prediction]) -> Markup {

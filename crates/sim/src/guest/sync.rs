@@ -575,7 +575,9 @@ impl World {
     pub(crate) fn send_reschedule(&mut self, c: usize, target: usize) {
         self.deliver(target);
         if self.virtualized {
-            self.stretch(c, self.prices.vm_entry, Account::Ipi, true, Step::WakeNext);
+            let woke_vcpu = self.cores[target].state == CoreState::Halted;
+            let price = self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
+            self.stretch(c, price, Account::Ipi, true, Step::WakeNext);
         } else {
             let t = self.cores[c].current;
             self.wake_next(c, t);

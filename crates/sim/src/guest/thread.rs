@@ -279,6 +279,7 @@ impl World {
                 }
                 Op::Loop { depth, times } => self.loops[t * LOOP_DEPTH + depth as usize] = times,
                 Op::Again { depth, to } => {
+                    self.turns[t] += u64::from(depth == 0);
                     let left = &mut self.loops[t * LOOP_DEPTH + depth as usize];
                     *left -= 1;
                     if *left > 0 {

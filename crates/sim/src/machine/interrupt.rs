@@ -72,8 +72,9 @@ impl World {
             }
             total += prices.interrupt;
             if self.virtualized {
-                total +=
-                    if first { prices.inject + prices.vm_entry } else { prices.kick() } + prices.end_of_interrupt();
+                let by_ipi = bit & (reason::RESCHEDULE | reason::FLUSH) != 0;
+                let kick = prices.kick() + if by_ipi { prices.kick_delivery } else { 0 };
+                total += if first { prices.inject + prices.vm_entry } else { kick } + prices.end_of_interrupt();
                 self.counters.interrupt_exits += u64::from(!first) + 1;
                 first = false;
             }

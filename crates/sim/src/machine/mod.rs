@@ -1,5 +1,6 @@
 //! What silicon does and what it costs: the prices of a profile as picoseconds, distances between cores, and how an
 //! interrupt reaches a core.
 
+pub mod derive;
 pub mod interrupt;
 pub mod prices;

@@ -105,6 +105,8 @@ prices! {
     vm_entry = "sim.vmm.entry",
     /// Emulating a write to the interrupt command register.
     ipi_emulation = "sim.vmm.ipi-emulation",
+    /// Reaching a core that is in the guest with the host's own IPI, beyond `sim.cpu.ipi-delivery`.
+    kick_delivery = "sim.vmm.kick-delivery",
     /// The VMM's handling of a host interrupt that took a core out of the guest.
     host_interrupt = "sim.vmm.host-interrupt",
     /// Injecting an interrupt.
@@ -123,6 +125,8 @@ prices! {
     schedule_in = "sim.vmm.schedule-in",
     /// From the vCPU's thread running until it is ready to enter the guest.
     unblock = "sim.vmm.unblock",
+    /// What the waker still pays once the IPI to a suspended vCPU is on its way, beyond the entry.
+    after_send = "sim.vmm.after-send",
     /// What a guest context switch costs more in a VM: exits on control registers, refills of nested translations.
     guest_switch = "sim.vmm.guest-switch",
     /// One period of the consolidation daemon.

@@ -28,13 +28,30 @@ impl Prices {
         let switch = self.context_switch + if virtualized { self.guest_switch } else { 0 } + self.return_from_wait;
         let interrupt = self.interrupt + if virtualized { self.kick() + self.end_of_interrupt() } else { 0 };
         let send = self.ipi_delivery + if virtualized { self.vm_exit + self.ipi_emulation } else { self.ipi_send };
-        let awake = call + send + interrupt + switch + self.wake_lines[near];
+        let there = call + send + interrupt + switch + self.wake_lines[near];
+        let awake = there + if virtualized { self.kick_delivery } else { 0 };
         let host = self.wake_vcpu + self.host_idle_exit + self.schedule_in + self.unblock + self.timer_write();
-        let halted = awake + self.c1_exit + self.idle_exit + if virtualized { host } else { 0 };
+        let halted = there + self.c1_exit + self.idle_exit + if virtualized { host } else { 0 };
         muster_policy::consolidate::Prices {
             wake_same_cpu_ns: ns(call + switch),
             wake_awake_ns: ns(awake),
             wake_halted_ns: ns(halted),
+        }
+    }
+
+    /// What the simulated machine charges threads for waking and blocking, for a recording that leaves it out.
+    pub(crate) fn overheads(&self, virtualized: bool) -> muster_policy::record::Overheads {
+        let ns = |ps: Ps| ps as f64 / 1e3;
+        let near = muster_model::Distance::SameLlc as usize;
+        let call = self.syscall + self.futex_wake + self.wake_up;
+        let exit = self.vm_exit + self.ipi_emulation + self.wake_vcpu + self.vm_entry + self.after_send;
+        let send = if virtualized { exit } else { self.ipi_send };
+        muster_policy::record::Overheads {
+            wake_halted_ns: ns(call + send),
+            wake_queued_ns: ns(call),
+            block_ns: ns(self.syscall + self.block + self.wake_lines[near] + self.return_from_wait),
+            syscall_ns: ns(self.syscall),
+            transit_ns: (self.of_waking(virtualized).wake_halted_ns - ns(call + send)).max(0.0),
         }
     }
 

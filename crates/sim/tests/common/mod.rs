@@ -20,6 +20,7 @@ pub fn experiment(environment: Environment, cores: u32) -> Experiment {
         workload: String::new(),
         environment,
         cores,
+        scale_out: false,
         threads: None,
         idle: IdleKind::Halt,
         remote_wake: RemoteWake::Flag,
