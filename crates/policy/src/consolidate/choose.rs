@@ -61,6 +61,8 @@ const ABOUT_EQUAL: f64 = 0.97;
 const FULL: f64 = 0.9;
 /// A held program that would use less than this share of fewer vCPUs may do with fewer.
 const ROOMY: f64 = 0.7;
+/// Threads of a program that is switched this often while it fills its vCPUs may contend.
+const CONTENDED_SWITCHES: f64 = 1_000.0;
 /// Idle entries below this rate are the machine's own.
 const HALTS_FLOOR: f64 = 1_000.0;
 
@@ -106,6 +108,9 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
         let may_be_in_turn = rates.cpu <= IN_TURN || rates.handover_share(&config.prices) > MUCH_HANDOVER;
         return may_be_in_turn.then_some(1).filter(|_| config.allowed.len() > 1);
     }
+    if under == Arm::Base && may_contend(config, rates) {
+        return Some(config.allowed.len() as u32 / 2);
+    }
     if under != Arm::Base || rates.halts < HALTS_FLOOR {
         return None;
     }
@@ -114,6 +119,14 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
     let is_cheaper =
         config.objective == Objective::Cost && gain.cpu_per_work.value < CHEAP_ENOUGH && gain.speed.value > 1.0;
     (is_faster || is_cheaper).then_some(gain.vcpus)
+}
+
+/// Whether threads that fill all their vCPUs may do so contending for a lock. Some such programs gain on fewer vCPUs, others
+/// lose half (sysbench mutex, stress-ng futex): only the program's own count tells, so that without one nothing is tried.
+fn may_contend(config: &Config, rates: &Rates) -> bool {
+    let vcpus = config.allowed.len();
+    let blocks = rates.switches.is_some_and(|switches| switches > CONTENDED_SWITCHES);
+    vcpus > 1 && rates.has_metric() && blocks && rates.cpu > FULL * vcpus as f64
 }
 
 /// Polling where the guest can be told to, else pause loops; neither where it polls already, which serves better than

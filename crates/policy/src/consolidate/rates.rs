@@ -30,6 +30,9 @@ pub struct Rates {
 /// Below this many read and write calls per second they say nothing about progress.
 const IO_CALLS_FLOOR: f64 = 1_000.0;
 
+/// Below this many units a second a program's own count says nothing about a stretch of a few milliseconds.
+const METRIC_FLOOR: f64 = 2_000.0;
+
 /// Read and write calls count as progress when there are at least this many per switch-in.
 const IO_CALLS_PER_SWITCH: f64 = 0.25;
 
@@ -64,6 +67,11 @@ impl Rates {
             io_bytes: rate(facts.io_bytes),
             metric: facts.progress.map(|count| count * 1e9 / facts.period_ns.max(1) as f64),
         }
+    }
+
+    /// Whether the program's own count moves often enough to judge a few milliseconds by.
+    pub fn has_metric(&self) -> bool {
+        self.metric.is_some_and(|metric| metric >= METRIC_FLOOR)
     }
 
     /// Whether read and write calls follow this program's work.
@@ -161,7 +169,7 @@ pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Price
     };
     if objective == Objective::Tail && measured.iter().all(|(arm, rates)| rates.delay_ns(*arm, prices).is_some()) {
         Yardstick::Delay
-    } else if all(|rates| rates.metric.is_some()) {
+    } else if all(Rates::has_metric) {
         Yardstick::Metric
     } else if all(Rates::does_io) {
         Yardstick::IoBytes

@@ -24,18 +24,23 @@ struct Behaviour {
     polls: f64,
     switches: f64,
     io_calls: f64,
+    metric: Option<f64>,
 }
 
-const COMPUTE: Behaviour = Behaviour { cpu: 2.0, halts: 50.0, polls: 0.0, switches: 300.0, io_calls: 0.0 };
-const CROWDED: Behaviour = Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 500.0, io_calls: 0.0 };
+const COMPUTE: Behaviour =
+    Behaviour { cpu: 2.0, halts: 50.0, polls: 0.0, switches: 300.0, io_calls: 0.0, metric: None };
+const CROWDED: Behaviour =
+    Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 500.0, io_calls: 0.0, metric: None };
 
 /// Redis with one client, about as `muster run --trace` showed it on a 2-vCPU guest: default, on one vCPU, polling, kept awake.
 fn redis(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Base => Behaviour { cpu: 0.80, halts: 21e3, polls: 0.0, switches: 23e3, io_calls: 23e3 },
-        Arm::Narrow { .. } => Behaviour { cpu: 1.0, halts: 300.0, polls: 0.0, switches: 80e3, io_calls: 80e3 },
-        Arm::Poll => Behaviour { cpu: 1.2, halts: 100.0, polls: 91e3, switches: 92e3, io_calls: 92e3 },
-        Arm::Awake => Behaviour { cpu: 1.0, halts: 0.0, polls: 0.0, switches: 40e3, io_calls: 40e3 },
+        Arm::Base => Behaviour { cpu: 0.80, halts: 21e3, polls: 0.0, switches: 23e3, io_calls: 23e3, metric: None },
+        Arm::Narrow { .. } => {
+            Behaviour { cpu: 1.0, halts: 300.0, polls: 0.0, switches: 80e3, io_calls: 80e3, metric: None }
+        }
+        Arm::Poll => Behaviour { cpu: 1.2, halts: 100.0, polls: 91e3, switches: 92e3, io_calls: 92e3, metric: None },
+        Arm::Awake => Behaviour { cpu: 1.0, halts: 0.0, polls: 0.0, switches: 40e3, io_calls: 40e3, metric: None },
     }
 }
 
@@ -46,28 +51,34 @@ fn compute(arm: Arm) -> Behaviour {
 /// Halts often, and yet loses on one vCPU.
 fn pipe(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Narrow { .. } => Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 60e3, io_calls: 90e3 },
-        _ => Behaviour { cpu: 1.0, halts: 13e3, polls: 0.0, switches: 40e3, io_calls: 115e3 },
+        Arm::Narrow { .. } => {
+            Behaviour { cpu: 1.0, halts: 50.0, polls: 0.0, switches: 60e3, io_calls: 90e3, metric: None }
+        }
+        _ => Behaviour { cpu: 1.0, halts: 13e3, polls: 0.0, switches: 40e3, io_calls: 115e3, metric: None },
     }
 }
 
 /// Java's SynchronousQueue, whose threads spin before they block, as a trace on a 2-vCPU guest showed it.
 fn spinning_queue(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Base => Behaviour { cpu: 1.1, halts: 20e3, polls: 0.0, switches: 90e3, io_calls: 0.0 },
-        Arm::Narrow { .. } => Behaviour { cpu: 0.98, halts: 300.0, polls: 0.0, switches: 648e3, io_calls: 0.0 },
-        Arm::Poll => Behaviour { cpu: 1.27, halts: 200.0, polls: 283e3, switches: 283e3, io_calls: 0.0 },
-        Arm::Awake => Behaviour { cpu: 1.3, halts: 0.0, polls: 0.0, switches: 150e3, io_calls: 0.0 },
+        Arm::Base => Behaviour { cpu: 1.1, halts: 20e3, polls: 0.0, switches: 90e3, io_calls: 0.0, metric: None },
+        Arm::Narrow { .. } => {
+            Behaviour { cpu: 0.98, halts: 300.0, polls: 0.0, switches: 648e3, io_calls: 0.0, metric: None }
+        }
+        Arm::Poll => Behaviour { cpu: 1.27, halts: 200.0, polls: 283e3, switches: 283e3, io_calls: 0.0, metric: None },
+        Arm::Awake => Behaviour { cpu: 1.3, halts: 0.0, polls: 0.0, switches: 150e3, io_calls: 0.0, metric: None },
     }
 }
 
 /// A pipeline whose queue holds 64 items: hand-overs carry more items the more both sides run at once.
 fn batching_pipeline(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Base => Behaviour { cpu: 0.7, halts: 64e3, polls: 0.0, switches: 64e3, io_calls: 0.0 },
-        Arm::Narrow { .. } => Behaviour { cpu: 1.0, halts: 100.0, polls: 0.0, switches: 385e3, io_calls: 0.0 },
-        Arm::Poll => Behaviour { cpu: 1.47, halts: 0.0, polls: 75e3, switches: 83e3, io_calls: 0.0 },
-        Arm::Awake => Behaviour { cpu: 1.2, halts: 0.0, polls: 0.0, switches: 40e3, io_calls: 0.0 },
+        Arm::Base => Behaviour { cpu: 0.7, halts: 64e3, polls: 0.0, switches: 64e3, io_calls: 0.0, metric: None },
+        Arm::Narrow { .. } => {
+            Behaviour { cpu: 1.0, halts: 100.0, polls: 0.0, switches: 385e3, io_calls: 0.0, metric: None }
+        }
+        Arm::Poll => Behaviour { cpu: 1.47, halts: 0.0, polls: 75e3, switches: 83e3, io_calls: 0.0, metric: None },
+        Arm::Awake => Behaviour { cpu: 1.2, halts: 0.0, polls: 0.0, switches: 40e3, io_calls: 0.0, metric: None },
     }
 }
 
@@ -82,7 +93,7 @@ fn hand_overs_of_batches_are_no_measure() {
 fn a_pipeline_that_looks_sequential_on_a_guest_that_polls_is_left_there() {
     let mut world = World::new(Config { guest_halt_poll_ns: 200_000, ..config(Objective::Speed, true) });
     let pipeline = |arm| match arm {
-        Arm::Base => Behaviour { cpu: 1.1, halts: 200.0, polls: 105e3, switches: 107e3, io_calls: 0.0 },
+        Arm::Base => Behaviour { cpu: 1.1, halts: 200.0, polls: 105e3, switches: 107e3, io_calls: 0.0, metric: None },
         _ => batching_pipeline(arm),
     };
     world.live(5 * SECOND_NS, pipeline);
@@ -151,7 +162,7 @@ fn facts(now_ns: u64, period_ns: u64, active: CpuSet, program: Behaviour) -> Per
         switches: Some(count(program.switches)),
         io_calls: Some(count(program.io_calls)),
         io_bytes: Some(count(program.io_calls * 100.0)),
-        progress: None,
+        progress: program.metric.map(|rate| rate * period_ns as f64 / 1e9),
         threads: 2,
         pairs: None,
     }
@@ -192,7 +203,7 @@ fn tails_are_served_by_not_halting() {
 /// A server under a load that does not wait for it: the same work in every setting.
 fn open_loop(arm: Arm) -> Behaviour {
     let halts = if arm == Arm::Base { 12e3 } else { 0.0 };
-    Behaviour { cpu: 0.8, halts, polls: 0.0, switches: 20e3, io_calls: 40e3 }
+    Behaviour { cpu: 0.8, halts, polls: 0.0, switches: 20e3, io_calls: 40e3, metric: None }
 }
 
 #[test]
@@ -265,6 +276,25 @@ fn signals_that_swing_by_themselves_are_believed_less() {
     assert!(changes < 30, "{changes}");
 }
 
+/// Threads that contend for a lock and never let a vCPU idle.
+fn contended(arm: Arm, gain: f64) -> Behaviour {
+    let (cpu, metric) = if arm.is_narrow() { (1.0, gain * 50e3) } else { (1.97, 50e3) };
+    Behaviour { cpu, halts: 140.0, polls: 0.0, switches: 6e3, io_calls: 0.0, metric: Some(metric) }
+}
+
+#[test]
+fn contention_is_tried_on_fewer_vcpus_where_the_program_counts_its_work() {
+    for (gain, wanted) in [(2.7, Arm::Narrow { vcpus: 1 }), (0.4, Arm::Base)] {
+        let mut world = World::new(config(Objective::Speed, true));
+        world.live(10 * SECOND_NS, |arm| contended(arm, gain));
+        assert!(world.share_of(|arm| arm == wanted) > 0.95, "{gain}: {:?}", world.arm());
+        assert!(world.share_of(Arm::is_narrow) > 0.0, "never tried");
+        let mut world = World::new(config(Objective::Speed, true));
+        world.live(10 * SECOND_NS, |arm| Behaviour { metric: None, ..contended(arm, gain) });
+        assert_eq!(world.share_of(|arm| arm == Arm::Base), 1.0, "nothing may be claimed");
+    }
+}
+
 #[test]
 fn a_prediction_needs_prices() {
     let without = Config { prices: Prices::NONE, ..config(Objective::Speed, true) };
@@ -281,7 +311,7 @@ prop_compose! {
         known in any::<bool>(),
     ) -> (u64, PeriodFacts) {
         let [halts, polls, switches, io_calls] = rates;
-        let mut facts = facts(0, period_ns, CpuSet::EMPTY, Behaviour { cpu, halts, polls, switches, io_calls });
+        let mut facts = facts(0, period_ns, CpuSet::EMPTY, Behaviour { cpu, halts, polls, switches, io_calls, metric: None });
         if !known {
             facts.switches = None;
             facts.idle_entries = None;
