@@ -196,6 +196,8 @@ pub struct World {
     pub(crate) locks: Vec<Lock>,
     pub(crate) barriers: Vec<Barrier>,
     pub(crate) conditions: Vec<Condition>,
+    /// Cores that hold the process's address space, lazily or in use.
+    pub(crate) in_mm: CpuSet,
     /// Cores that have not dropped their translations yet, and the thread that waits for them.
     pub(crate) flushes_left: u32,
     pub(crate) flusher: u32,
@@ -267,6 +269,7 @@ impl World {
             locks: program.locks.iter().map(|&kind| Lock::new(kind)).collect(),
             barriers: program.barriers.iter().map(|spec| Barrier::new(spec.parties)).collect(),
             conditions: program.permits.iter().map(|&permits| Condition::new(permits)).collect(),
+            in_mm: CpuSet::EMPTY,
             flushes_left: 0,
             flusher: NONE,
             distance: (0..n * n).map(|pair| distance(pair / n, pair % n)).collect(),

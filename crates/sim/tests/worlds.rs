@@ -173,6 +173,23 @@ fn unmapping_interrupts_the_cores_that_run_the_process() {
     assert!(total(&eight, Account::TlbShootdown) > total(&alone, Account::TlbShootdown));
 }
 
+/// A thread unmaps after the others have gone to sleep for good: the first shootdown still reaches their cores.
+#[test]
+fn the_first_shootdown_wakes_idle_cores_that_still_hold_the_address_space() {
+    let groups = r#"
+        {"name":"unmaps","count":1,"cpus":"0","phases":[{"sleep":{"ns":2000000}},{"loop":{"times":50,"phases":[
+            {"unmap":{"pages":1}}]}},{"wake":{"condition":"c","count":3}}]},
+        {"name":"sleeps","count":3,"cpus":"1-3","phases":[{"wait":{"condition":"c"}}]}"#;
+    let with = |yielding| {
+        let mut experiment = experiment(Environment::Virtual, 4);
+        experiment.yielding = yielding;
+        run(&experiment, &workload(groups)).counters
+    };
+    assert_eq!(with(false).shootdowns, 1);
+    assert_eq!(with(true).shootdowns, 0);
+    assert!(with(false).halt_exits > with(true).halt_exits + 3);
+}
+
 #[test]
 fn a_deadlock_and_a_run_without_end_are_reported() {
     let stuck = workload(

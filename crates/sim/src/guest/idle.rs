@@ -21,6 +21,7 @@ impl World {
         if core.in_idle_loop {
             self.enter_idle(c);
         } else {
+            self.in_mm.remove(c);
             self.busy(c, CoreState::Switching, Account::Kernel, self.switch_price());
         }
     }
@@ -38,8 +39,12 @@ impl World {
         self.busy(c, CoreState::EnteringIdle, Account::HaltWake, self.prices.idle_enter + stop);
     }
 
+    /// Stops the tick, unless an interrupt in the idle loop has only left it stopped.
     fn stop_tick(&mut self, c: usize) -> crate::engine::Ps {
         self.queue.cancel(core_slot(c, kind::TICK));
+        if self.cores[c].tick_stopped {
+            return 0;
+        }
         self.cores[c].tick_stopped = self.virtualized;
         self.counters.timer_exits += u64::from(self.virtualized);
         if self.virtualized { self.prices.timer_write() } else { 0 }

@@ -136,6 +136,7 @@ impl World {
 
     fn switch_to(&mut self, c: usize, t: u32, extra: Ps) {
         self.idle.remove(c);
+        self.in_mm.insert(c);
         self.cores[c].current = t;
         self.counters.switches += 1;
         self.busy(c, CoreState::Switching, Account::Kernel, self.switch_price() + extra);
