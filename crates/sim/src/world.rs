@@ -227,7 +227,7 @@ pub struct World {
     limit: Ps,
 }
 
-/// The tick: 250 Hz, as Ubuntu 12.04's server kernel (CONFIG_HZ=250).
+/// The tick, at the same time on all CPUs (Linux 2.6.36 to 3.4 do not skew it): 250 Hz, as Ubuntu 12.04's server kernel (CONFIG_HZ=250).
 pub const TICK: Ps = 4_000_000 * NS;
 
 impl World {
@@ -415,8 +415,6 @@ impl World {
             self.enqueue(t as u32, c);
         }
         for c in 0..n {
-            // Ticks of different CPUs do not coincide (sched_skew_tick).
-            self.queue.schedule(core_slot(c, kind::TICK), TICK + TICK * c as Ps / n as Ps);
             self.cores[c].current = NONE;
             self.schedule(c);
         }

@@ -173,6 +173,21 @@ fn unmapping_interrupts_the_cores_that_run_the_process() {
     assert!(total(&eight, Account::TlbShootdown) > total(&alone, Account::TlbShootdown));
 }
 
+#[test]
+fn a_core_that_often_sleeps_still_has_its_ticks() {
+    // Some 75 ticks in 300 ms, of which each burst of 3 ms meets one or none.
+    let groups = r#"{"name":"a","count":1,"phases":[{"loop":{"times":100,"phases":[{"run":{"ns":3000000}},{"sleep":{"ns":50000}}]}}]}"#;
+    let profile = r720();
+    let wall = |tick_ps| {
+        let mut prices = Prices::new(&profile).unwrap();
+        *prices.by_name_mut("sim.kernel.tick").unwrap() = tick_ps;
+        let one = experiment(Environment::Native, 1);
+        Simulation::with_prices(&one, &profile, prices, &workload(groups), None).unwrap().run().unwrap().wall_ps
+    };
+    let ticks = (wall(100_000_000) - wall(0)) / 100_000_000;
+    assert!((60..90).contains(&ticks), "{ticks}");
+}
+
 /// A thread unmaps after the others have gone to sleep for good: the first shootdown still reaches their cores.
 #[test]
 fn the_first_shootdown_wakes_idle_cores_that_still_hold_the_address_space() {

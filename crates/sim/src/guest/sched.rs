@@ -149,9 +149,7 @@ impl World {
             return self.switched_to_yielding(c);
         }
         self.cores[c].slice_start = self.now;
-        if !self.queue.is_pending(core_slot(c, kind::TICK)) {
-            self.queue.schedule(core_slot(c, kind::TICK), self.now + TICK);
-        }
+        self.start_tick(c);
         let last = std::mem::replace(&mut self.threads[t as usize].ran_on, c as u32);
         if last != NONE && last as usize != c {
             self.counters.migrations += 1;
@@ -288,10 +286,17 @@ impl World {
 
     // ---- the tick ----
 
+    /// The tick goes on where it would be had it not been stopped (kernel/time/tick-sched.c, `tick_nohz_restart`).
+    pub(crate) fn start_tick(&mut self, c: usize) {
+        if !self.queue.is_pending(core_slot(c, kind::TICK)) {
+            self.queue.schedule(core_slot(c, kind::TICK), (self.now / TICK + 1) * TICK);
+        }
+    }
+
     /// A core's tick is due; it goes on as long as the core has a thread.
     pub(crate) fn tick_due(&mut self, c: usize) {
         if self.cores[c].current != NONE {
-            self.queue.schedule(core_slot(c, kind::TICK), self.now + TICK);
+            self.start_tick(c);
             self.interrupt(c, reason::TICK);
         }
     }
