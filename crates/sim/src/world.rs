@@ -227,7 +227,8 @@ pub struct World {
     limit: Ps,
 }
 
-/// The tick, at the same time on all CPUs (Linux 2.6.36 to 3.4 do not skew it): 250 Hz, as Ubuntu 12.04's server kernel (CONFIG_HZ=250).
+/// The tick, at the same time on all CPUs (Linux 2.6.36 to 3.4 do not skew it): 250 Hz, as Ubuntu 12.04's server kernel
+/// (CONFIG_HZ=250).
 pub const TICK: Ps = 4_000_000 * NS;
 
 impl World {
