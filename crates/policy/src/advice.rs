@@ -190,6 +190,8 @@ fn consolidate(situation: &Situation) -> Prediction {
             us(prices.wake_halted_ns),
             means.halts_per_s
         )
+    } else if gain.speed.value < 1.0 / WORTH_IT && means.cpu_rate < f64::from(gain.vcpus) {
+        format!("while it runs, its threads work at the same time, which {on} cannot give")
     } else if gain.speed.value < 1.0 / WORTH_IT {
         format!("it keeps {:.2} vCPUs busy, more than {on} can give", means.cpu_rate)
     } else {

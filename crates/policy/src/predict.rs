@@ -203,13 +203,16 @@ fn overlap(work: f64, vcpus: u32) -> f64 {
     (nobody_works - 1.0 + work).max(0.0)
 }
 
+/// How many vCPUs the program keeps busy while any of its threads runs or is being woken, at least one.
+fn chains(signals: &WakeSignals, case: &Case) -> f64 {
+    (signals.cpu_rate / (1.0 - case.outside).max(0.01)).max(1.0)
+}
+
 /// Wall and CPU time that one second of now takes under a remedy, in the readings for, between and against it.
 type Outcome = [(f64, f64); 3];
 
 /// One second of now on `vcpus` of the vCPUs.
 fn consolidated(signals: &WakeSignals, prices: &Prices, vcpus: u32) -> Outcome {
-    let chains = signals.cpu_rate.max(1.0);
-    let width = f64::from(vcpus).min(chains);
     // A wake-up meets its own vCPU, a busy one, or, where the vCPUs that are left are not full, a halted one.
     let local = 1.0 / f64::from(vcpus);
     cases(signals, prices).map(|case| {
@@ -218,6 +221,7 @@ fn consolidated(signals: &WakeSignals, prices: &Prices, vcpus: u32) -> Outcome {
         let awake = 1.0 - local - halted;
         let price_ns = local * prices.wake_same_cpu_ns + awake * prices.wake_awake_ns + halted * prices.wake_halted_ns;
         let latent = signals.halts_per_s * halted * case.latent;
+        let width = f64::from(vcpus).min(chains(signals, &case));
         (busy(price_ns) / width + latent + case.outside, busy(price_ns))
     })
 }
@@ -230,8 +234,8 @@ fn not_halting(
     caught: impl Fn(f64, f64) -> f64,
     burnt: impl Fn(f64, f64) -> f64,
 ) -> Outcome {
-    let chains = signals.cpu_rate.max(1.0);
     cases(signals, prices).map(|case| {
+        let chains = chains(signals, &case);
         let at = |share: f64| {
             let price_ns = share * price_ns + (1.0 - share) * prices.wake_halted_ns;
             let busy = case.work + signals.halts_per_s * price_ns / 1e9;
@@ -389,6 +393,15 @@ mod tests {
         for gain in [consolidation_gain(&crowded_out, &PRICES), awake_gain(&crowded_out, &PRICES)] {
             let gain = gain.unwrap();
             assert!((0.95..1.05).contains(&gain.speed.value), "{gain:?}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_works_side_by_side_and_waits_loses_nothing_by_not_halting() {
+        let bursts = WakeSignals { outside: Some(0.3), ..signals(1.2, 2.0) };
+        for gain in [awake_gain(&bursts, &PRICES), poll_gain(&bursts, &PRICES, 200_000)] {
+            let gain = gain.unwrap();
+            assert!((0.99..1.01).contains(&gain.speed.value), "{gain:?}");
         }
     }
 
