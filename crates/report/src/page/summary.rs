@@ -55,7 +55,7 @@ fn times(more: f64, less: f64) -> String {
 fn of_explanation(explanation: &Explanation) -> Vec<String> {
     let mut sentences: Vec<String> = explanation.findings.iter().take(2).cloned().collect();
     let best = explanation.remedies.iter().find_map(|remedy| Some((remedy, remedy.speed?)));
-    if let Some((remedy, speed)) = best.filter(|(_, speed)| speed.value > 1.0) {
+    if let Some((remedy, speed)) = best.filter(|(_, speed)| speed.value >= 1.05) {
         sentences.push(format!("The remedy {} is predicted to make it {} as fast.", remedy.remedy, ratio(speed.value)));
     }
     sentences
