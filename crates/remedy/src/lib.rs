@@ -1,7 +1,7 @@
 //! The live side inside a VM: facts of a running program go to the policy, its decisions to actuators.
 //!
-//! It changes affinities, cgroups, the guest's halt polling and its clock source, each through the undo journal, and starts pause loops;
-//! for a service it forks. It decides nothing: what to do comes from `muster_policy`.
+//! It changes affinities, cgroups, the guest's halt polling and its clock source, each through the undo
+//! journal, and starts pause loops; for a service it forks. It decides nothing: what to do comes from `muster_policy`.
 
 mod cgroup;
 mod clock;

@@ -11,7 +11,7 @@ mod seats;
 mod tests;
 
 use crate::consolidate::{
-    Arm, Config, Decision, FULL, Group, IdleMode, LASTING, PHASE_FACTOR, Prices, Rates, Reason, Wanted, best, score,
+    Arm, Config, Decision, Group, IdleMode, LASTING, PHASE_FACTOR, Prices, Rates, Reason, Wanted, best, score,
     yardstick,
 };
 use crate::predict::{Gain, WakeSignals, awake_gain_over};
@@ -318,9 +318,7 @@ impl Controller {
 
     /// Whether threads that used to hand over to each other now fill the vCPUs of their groups.
     fn is_crowded(&self, rates: &Rates, accepted: Option<Rates>) -> bool {
-        let before = accepted.and_then(|accepted| accepted.switches).unwrap_or(0.0);
-        let fewer_switches = rates.switches.is_some_and(|switches| switches * PHASE_FACTOR < before);
-        fewer_switches && rates.cpu > FULL * self.seats().len() as f64
+        rates.is_crowded(accepted.as_ref(), self.seats().len() as f64)
     }
 
     fn back_off(&mut self, now_ns: u64, at_verdict: Option<Rates>, are_together: bool) -> Decision {

@@ -194,7 +194,7 @@ const MOST_ALARMS: u32 = 3;
 /// Threads that hand over for less than this share of their CPU time do something else.
 const FEW_HANDOVERS: f64 = 0.05;
 /// A program that fills its vCPUs to this share may be held back by having no more of them.
-pub(crate) const FULL: f64 = 0.85;
+const FULL: f64 = 0.85;
 
 /// A trial of several arms, the one in force first.
 #[derive(Debug, Clone, Default)]
@@ -417,9 +417,7 @@ impl Controller {
     /// Whether threads that used to hand over to each other now fill the few vCPUs they have.
     fn is_crowded(&self, rates: &Rates, accepted: Option<Rates>) -> bool {
         let Arm::Narrow { vcpus } = self.arm else { return false };
-        let before = accepted.and_then(|accepted| accepted.switches).unwrap_or(0.0);
-        let fewer_switches = rates.switches.is_some_and(|switches| switches * PHASE_FACTOR < before);
-        fewer_switches && rates.cpu > FULL * f64::from(vcpus)
+        rates.is_crowded(accepted.as_ref(), f64::from(vcpus))
     }
 
     /// Long periods for what has stood for long, short ones where the next phase is near.

@@ -1,6 +1,6 @@
 //! What a stretch of periods looked like, as rates per second, and how two stretches compare.
 
-use super::{Arm, Objective, Prices};
+use super::{Arm, FULL, Objective, PHASE_FACTOR, Prices};
 use muster_model::PeriodFacts;
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,14 @@ impl Rates {
 
     /// Share of the CPU time that hand-overs take, each at the price of waking on the same vCPU.
     pub fn handover_share(&self, prices: &Prices) -> f64 {
-        self.switches.unwrap_or(0.0) * prices.wake_same_cpu_ns / 1e9 / self.cpu.max(0.01)
+        self.waking_share(Arm::Narrow { vcpus: 1 }, prices)
+    }
+
+    /// Whether threads that handed over to each other as `accepted` says now fill the `vcpus` they have.
+    pub fn is_crowded(&self, accepted: Option<&Self>, vcpus: f64) -> bool {
+        let before = accepted.and_then(|accepted| accepted.switches).unwrap_or(0.0);
+        let fewer_switches = self.switches.is_some_and(|switches| switches * PHASE_FACTOR < before);
+        fewer_switches && self.cpu > FULL * vcpus
     }
 
     /// Whether one of the two, both under `arm`, looks like another phase of the program: much more or much less CPU
@@ -188,7 +195,8 @@ fn handovers_carry_alike(measured: &[(Arm, Rates)], prices: &Prices) -> bool {
     least.zip(most).is_some_and(|(least, most)| least <= most)
 }
 
-/// How good a stretch was, by a yardstick: work per second, or how short waits were; comparable between stretches of one program only.
+/// How good a stretch was, by a yardstick: work per second, or how short waits were; comparable between stretches of one
+/// program only.
 pub fn score(yardstick: Yardstick, arm: Arm, rates: &Rates, prices: &Prices) -> f64 {
     match yardstick {
         Yardstick::Metric => rates.metric.unwrap_or(0.0),
