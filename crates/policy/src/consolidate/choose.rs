@@ -57,6 +57,8 @@ const SIDE_BY_SIDE: f64 = 1.3;
 const DOUBT: f64 = 0.8;
 /// Settings this close in speed count as equal, and the cheaper one wins.
 const ABOUT_EQUAL: f64 = 0.97;
+/// Settings this close in speed are measured again, for longer.
+const CLOSE: f64 = 0.9;
 /// A held program that uses this share of its vCPUs may need more of them.
 const FULL: f64 = 0.9;
 /// A held program that would use less than this share of fewer vCPUs may do with fewer.
@@ -174,8 +176,27 @@ fn signals(config: &Config, rates: &Rates) -> WakeSignals {
     }
 }
 
-/// The best of the measured arms that `may` win; `None` when there is none.
+/// The best of the measured arms that `may` win; `None` when there is none. Of those about equal in speed, the cheapest.
 pub fn best(config: &Config, measured: &[(Arm, Rates)], may: impl Fn(Arm) -> bool) -> Option<Arm> {
+    let scored: Vec<_> = scored(config, measured).into_iter().filter(|(arm, ..)| may(*arm)).collect();
+    let about_best = within(&scored, ABOUT_EQUAL);
+    let cost = |rates: &Rates, score: f64| (rates.cpu + rates.polling) / score.max(1e-9);
+    about_best.min_by(|a, b| cost(&a.1, a.2).total_cmp(&cost(&b.1, b.2))).map(|(arm, ..)| *arm)
+}
+
+/// The arms among which a little noise could turn the verdict.
+pub fn close_to_best(config: &Config, measured: &[(Arm, Rates)]) -> Vec<Arm> {
+    within(&scored(config, measured), CLOSE).map(|(arm, ..)| *arm).collect()
+}
+
+/// The scored arms that reach this share of the best score.
+fn within(scored: &[(Arm, Rates, f64)], share: f64) -> impl Iterator<Item = &(Arm, Rates, f64)> {
+    let top = scored.iter().map(|(_, _, score)| *score).fold(0.0, f64::max);
+    scored.iter().filter(move |(_, _, score)| *score >= share * top)
+}
+
+/// Each measured arm's score by the yardstick that suits all, weighed by what a wrong verdict would cost.
+fn scored(config: &Config, measured: &[(Arm, Rates)]) -> Vec<(Arm, Rates, f64)> {
     let yardstick = yardstick(config.objective, measured, &config.prices);
     // Polling moves no thread: a verdict for it that is wrong costs next to nothing.
     let is_risky = |(arm, _): &(Arm, Rates)| !matches!(arm, Arm::Base | Arm::Poll);
@@ -183,20 +204,15 @@ pub fn best(config: &Config, measured: &[(Arm, Rates)], may: impl Fn(Arm) -> boo
     let side_by_side = |(arm, rates): &(Arm, Rates)| !arm.is_narrow() && rates.cpu > SIDE_BY_SIDE;
     let is_sure = yardstick == Yardstick::Metric || !measured.iter().any(side_by_side);
     let doubt = if is_sure { 1.0 } else { DOUBT };
-    let scored = || {
-        measured.iter().filter(|(arm, _)| may(*arm)).map(|(arm, rates)| {
-            let bonus = match arm {
-                Arm::Base => at_stake,
-                Arm::Narrow { .. } => doubt,
-                _ => 1.0,
-            };
-            (*arm, rates, bonus * score(yardstick, *arm, rates, &config.prices))
-        })
+    let weigh = |&(arm, rates): &(Arm, Rates)| {
+        let bonus = match arm {
+            Arm::Base => at_stake,
+            Arm::Narrow { .. } => doubt,
+            _ => 1.0,
+        };
+        (arm, rates, bonus * score(yardstick, arm, &rates, &config.prices))
     };
-    let top = scored().map(|(_, _, score)| score).fold(0.0, f64::max);
-    let about_best = scored().filter(|(_, _, score)| *score >= ABOUT_EQUAL * top);
-    let cost = |rates: &Rates, score: f64| (rates.cpu + rates.polling) / score.max(1e-9);
-    about_best.min_by(|a, b| cost(a.1, a.2).total_cmp(&cost(b.1, b.2))).map(|(arm, ..)| arm)
+    measured.iter().map(weigh).collect()
 }
 
 /// Which `count` vCPUs: as many as possible from one last-level-cache domain, the highest numbers, because devices

@@ -176,6 +176,8 @@ const CALM_AFTER: u32 = 64;
 const SETTLE_NS: u64 = 1_000_000;
 /// Time for which a setting is measured.
 const MEASURE_NS: u64 = 5_000_000;
+/// The same in a second round, among arms that came out close.
+const LONG_MEASURE_NS: u64 = 20_000_000;
 /// First and longest time for which a verdict stands before it is looked at again.
 const HOLD_NS: (u64, u64) = (100_000_000, 3_200_000_000);
 /// A program that changed its phase in this time is watched as closely as it can be.
@@ -203,6 +205,8 @@ struct Trial {
     /// Arms still to be measured, the next one last; not known before the arm in force was measured.
     pending: Option<Vec<Arm>>,
     settled: bool,
+    /// Whether this is the second round.
+    long: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -315,16 +319,35 @@ impl Controller {
     fn measure(&mut self, facts: &PeriodFacts, rates: Rates, mut trial: Trial) -> Decision {
         if !trial.settled {
             trial.settled = true;
+            let measure_ns = if trial.long { LONG_MEASURE_NS } else { MEASURE_NS };
             self.state = State::Trying(trial);
-            return self.decide(MEASURE_NS, Wanted::Everything, Reason::Measuring);
+            return self.decide(measure_ns, Wanted::Everything, Reason::Measuring);
         }
         trial.measured.push((self.arm, rates));
         let mut pending = trial.pending.take().unwrap_or_else(|| self.alternatives(&rates));
         match pending.pop() {
             Some(arm) => self.try_next(arm, Trial { pending: Some(pending), settled: false, ..trial }),
             None if trial.measured.len() == 1 => self.nothing_to_try(facts.now_ns),
-            None => self.conclude(facts, &trial.measured),
+            None => self.next_round(facts, &trial),
         }
+    }
+
+    /// Measures arms again that a little noise could have put in another order; else, and the second time, the verdict.
+    /// Where phases are short, a second round would not end in the phase in which it began.
+    fn next_round(&mut self, facts: &PeriodFacts, trial: &Trial) -> Decision {
+        let mut close = if trial.long || self.is_restless(facts.now_ns) {
+            Vec::new()
+        } else {
+            choose::close_to_best(&self.config, &trial.measured)
+        };
+        if close.len() < 2 {
+            return self.conclude(facts, &trial.measured);
+        }
+        // The arm in force needs no change; of the others the wide ones come first.
+        close.sort_by_key(|&arm| (arm != self.arm, arm.is_narrow()));
+        close.reverse();
+        let next = close.pop().unwrap_or(self.arm);
+        self.try_next(next, Trial { pending: Some(close), long: true, ..Trial::default() })
     }
 
     /// Applies the next arm of a trial.
