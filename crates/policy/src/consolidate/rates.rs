@@ -39,10 +39,8 @@ const IO_CALLS_PER_SWITCH: f64 = 0.25;
 /// Up to this CPU rate a program hardly does two things at once, so that it may be judged by its hand-overs.
 const SEQUENTIAL: f64 = 1.15;
 
-/// A program whose waking takes this share of its CPU time in one arm does little else...
+/// A program whose waking takes this share of its CPU time in one arm does little else there.
 const NOTHING_ELSE: f64 = 0.7;
-/// ...if in every other it takes this share: one that batches when it may wakes far less there.
-const NOTHING_ELSE_ANYWHERE: f64 = 0.3;
 
 /// In a program, waking may cost this share more or less than it did the probe.
 const PRICE_ERROR: f64 = 0.5;
@@ -168,16 +166,12 @@ pub enum Yardstick {
 }
 
 /// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that calls
-/// follow the work; else hand-overs, where each may carry the same work, and no arm does two things at once or all show
+/// follow the work; else hand-overs, where each may carry the same work, and no arm does two things at once or one shows
 /// that the program does nothing else (what it does at once is to spin); else an estimate of work. Whoever wants short
 /// waits has them measured, where they can be.
 pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
     let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
-    let hands_over_only = || {
-        let share = |(arm, rates): &(Arm, Rates)| rates.waking_share(*arm, prices);
-        let (least, most) = measured.iter().map(share).fold((f64::MAX, 0.0_f64), |(l, m), s| (l.min(s), m.max(s)));
-        least > NOTHING_ELSE_ANYWHERE && most > NOTHING_ELSE
-    };
+    let hands_over_only = || measured.iter().any(|(arm, rates)| rates.waking_share(*arm, prices) > NOTHING_ELSE);
     if objective == Objective::Tail && measured.iter().all(|(arm, rates)| rates.delay_ns(*arm, prices).is_some()) {
         Yardstick::Delay
     } else if all(Rates::has_metric) {

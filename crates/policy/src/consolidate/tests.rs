@@ -119,6 +119,19 @@ fn vcpus_that_slow_each_other_down_are_seen_by_hand_overs() {
 }
 
 #[test]
+fn spinning_at_once_is_not_taken_for_work_where_the_guest_polls() {
+    // Java's SynchronousQueue, as traced on another 2-vCPU guest.
+    let queue = |arm: Arm| match arm {
+        Arm::Narrow { .. } => Behaviour { switches: 1.13e6, ..pgbench(arm, 0.0) },
+        _ => Behaviour { cpu: 1.2, polls: 264e3, switches: 264e3, ..pgbench(arm, 0.0) },
+    };
+    let prices = Prices { wake_same_cpu_ns: 1_084.0, wake_awake_ns: 27_600.0, wake_halted_ns: 25_300.0 };
+    let mut world = World::new(Config { guest_halt_poll_ns: 200_000, prices, ..config(Objective::Speed, true) });
+    world.live(5 * SECOND_NS, queue);
+    assert!(world.share_of(Arm::is_narrow) > 0.95, "{:?}", world.arm());
+}
+
+#[test]
 fn arms_that_come_out_close_are_measured_again_for_longer() {
     let has_second_round = |narrow_switches| {
         let mut world = World::new(Config { guest_halt_poll_ns: 200_000, ..config(Objective::Speed, true) });
