@@ -286,7 +286,8 @@ mod tests {
     use super::*;
 
     /// Futex wake-ups on the 2-vCPU guest of docs/live-accounts.md.
-    const PRICES: Prices = Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0 };
+    const PRICES: Prices =
+        Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0, handover_lines_ns: 0.0 };
 
     fn signals(cpu_rate: f64, halts_per_s: f64) -> WakeSignals {
         WakeSignals {

@@ -7,7 +7,8 @@ use muster_model::{ThreadLoad, Topology, WakePair};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-const PRICES: Prices = Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0 };
+const PRICES: Prices =
+    Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0, handover_lines_ns: 0.0 };
 
 fn config(topology: Topology) -> Config {
     Config {

@@ -89,7 +89,10 @@ impl Rates {
         match arm {
             Arm::Narrow { .. } => self.switches.unwrap_or(0.0) * prices.wake_same_cpu_ns,
             Arm::Awake => self.switches.unwrap_or(0.0) * prices.wake_awake_ns,
-            Arm::Base | Arm::Poll => self.halts * prices.wake_halted_ns + self.polls * prices.wake_same_cpu_ns,
+            Arm::Base | Arm::Poll => {
+                let polled_ns = prices.wake_same_cpu_ns + prices.handover_lines_ns;
+                self.halts * prices.wake_halted_ns + self.polls * polled_ns
+            }
         }
     }
 

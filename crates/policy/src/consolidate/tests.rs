@@ -3,7 +3,8 @@
 use super::*;
 use proptest::prelude::*;
 
-const PRICES: Prices = Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0 };
+const PRICES: Prices =
+    Prices { wake_same_cpu_ns: 1_700.0, wake_awake_ns: 15_700.0, wake_halted_ns: 22_500.0, handover_lines_ns: 0.0 };
 
 fn config(objective: Objective, poll: bool) -> Config {
     Config {
@@ -125,7 +126,30 @@ fn spinning_at_once_is_not_taken_for_work_where_the_guest_polls() {
         Arm::Narrow { .. } => Behaviour { switches: 1.13e6, ..pgbench(arm, 0.0) },
         _ => Behaviour { cpu: 1.2, polls: 264e3, switches: 264e3, ..pgbench(arm, 0.0) },
     };
-    let prices = Prices { wake_same_cpu_ns: 1_084.0, wake_awake_ns: 27_600.0, wake_halted_ns: 25_300.0 };
+    let prices = Prices {
+        wake_same_cpu_ns: 1_084.0,
+        wake_awake_ns: 27_600.0,
+        wake_halted_ns: 25_300.0,
+        handover_lines_ns: 2_240.0,
+    };
+    let mut world = World::new(Config { guest_halt_poll_ns: 200_000, prices, ..config(Objective::Speed, true) });
+    world.live(5 * SECOND_NS, queue);
+    assert!(world.share_of(Arm::is_narrow) > 0.95, "{:?}", world.arm());
+}
+
+#[test]
+fn a_hand_over_between_vcpus_that_poll_moves_lines() {
+    // Python's queue, whose threads hand over the interpreter's lock, as traced on the same guest.
+    let queue = |arm: Arm| match arm {
+        Arm::Narrow { .. } => Behaviour { switches: 566e3, ..pgbench(arm, 0.0) },
+        _ => Behaviour { cpu: 1.11, polls: 154e3, switches: 154e3, ..pgbench(arm, 0.0) },
+    };
+    let prices = Prices {
+        wake_same_cpu_ns: 1_084.0,
+        wake_awake_ns: 27_600.0,
+        wake_halted_ns: 25_300.0,
+        handover_lines_ns: 2_240.0,
+    };
     let mut world = World::new(Config { guest_halt_poll_ns: 200_000, prices, ..config(Objective::Speed, true) });
     world.live(5 * SECOND_NS, queue);
     assert!(world.share_of(Arm::is_narrow) > 0.95, "{:?}", world.arm());

@@ -36,6 +36,7 @@ impl Prices {
             wake_same_cpu_ns: ns(call + switch),
             wake_awake_ns: ns(awake),
             wake_halted_ns: ns(halted),
+            handover_lines_ns: ns(self.poll_notice + self.wake_lines[near]),
         }
     }
 
