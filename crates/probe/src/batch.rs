@@ -26,8 +26,8 @@ impl Effort {
     pub const FULL: Self = Self { batches: 21, batch_ns: 10_000_000, wakes: 50, chase_bytes: 512 << 20 };
     /// A quick run: under ten seconds.
     pub const QUICK: Self = Self { batches: 9, batch_ns: 2_000_000, wakes: 24, chase_bytes: 256 << 20 };
-    /// Wake-ups only, for a program about to start: well under 300 ms.
-    pub const WAKES_ONLY: Self = Self { batches: 5, batch_ns: 0, wakes: 16, chase_bytes: 0 };
+    /// Hand-overs only, for a program about to start: well under 300 ms.
+    pub const HANDOVERS_ONLY: Self = Self { batches: 5, batch_ns: 1_000_000, wakes: 16, chase_bytes: 0 };
 }
 
 /// Nanoseconds per operation in each batch; `run(n)` does the operation `n` times and returns the nanoseconds it took.

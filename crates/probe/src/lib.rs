@@ -62,13 +62,14 @@ pub fn probe(depth: Depth, mut tell: impl FnMut(Progress)) -> Result<Profile> {
     Ok(plan::carry_out(&bench, steps, &mut tell))
 }
 
-/// Measures only what waking a thread through a futex costs, in well under 300 ms: for commands that find no profile.
+/// Measures only what handing over through a futex costs, waking and the lines that move, in well under 300 ms: for
+/// commands that find no profile.
 ///
 /// # Errors
 /// As [`probe`].
-pub fn quick_wake_prices() -> Result<Profile> {
-    let bench = plan::Bench::new(Effort::WAKES_ONLY)?;
-    let steps = plan::wakes_only(&bench);
+pub fn quick_handover_prices() -> Result<Profile> {
+    let bench = plan::Bench::new(Effort::HANDOVERS_ONLY)?;
+    let steps = plan::handovers_only(&bench);
     Ok(plan::carry_out(&bench, steps, &mut |_| ()))
 }
 
@@ -84,7 +85,7 @@ pub fn describe() -> Result<Profile> {
     Ok(plan::unpriced(platform, topology))
 }
 
-/// The stored profile if it still holds on this machine, else [`quick_wake_prices`]. A stored file that cannot be read
+/// The stored profile if it still holds on this machine, else [`quick_handover_prices`]. A stored file that cannot be read
 /// is treated as absent: the next `muster probe` replaces it.
 ///
 /// # Errors
@@ -92,5 +93,5 @@ pub fn describe() -> Result<Profile> {
 pub fn stored_or_quick() -> Result<Profile> {
     let now = describe()?;
     let stored = store::path().and_then(|path| store::load(&path).ok().flatten());
-    stored.filter(|stored| store::still_holds(stored, &now)).map_or_else(quick_wake_prices, Ok)
+    stored.filter(|stored| store::still_holds(stored, &now)).map_or_else(quick_handover_prices, Ok)
 }

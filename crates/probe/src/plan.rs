@@ -85,14 +85,21 @@ pub fn everything(bench: &Bench) -> Vec<Vec<Step>> {
         kernel_services(),
         address_spaces(bench),
         vec![chase_step(Pages::Large), chase_step(Pages::Small), step("page walk", page_walk)],
-        transfers(bench),
+        transfers(
+            &transfer::pairs(&bench.topology, &bench.allowed, TRANSFER_PAIRS),
+            // The spread is over the pairs as well, so few batches of each will do.
+            Effort { batches: (bench.effort.batches / 3).max(3), ..Effort::QUICK },
+        ),
     ]
 }
 
-/// Wake-ups through a futex only, without the slow setting.
-pub fn wakes_only(bench: &Bench) -> Vec<Vec<Step>> {
+/// What a hand-over costs: wake-ups through a futex, without the slow setting, and the lines that move.
+pub fn handovers_only(bench: &Bench) -> Vec<Vec<Step>> {
     let is_wanted = |channel: Channel, setting: Setting| channel == Channel::Futex && setting != Setting::Parked;
-    vec![wake_steps(bench, is_wanted)]
+    let mut steps = wake_steps(bench, is_wanted);
+    let pairs = transfer::one_pair_per_distance(&bench.topology, &bench.allowed);
+    steps.extend(transfers(&pairs, bench.effort));
+    vec![steps]
 }
 
 fn wakes(bench: &Bench) -> Vec<Step> {
@@ -319,14 +326,11 @@ fn derived(ns: f64, spread_ns: Option<f64>, source: String) -> Price {
     Price { ns: rounded(ns), spread_ns, kind: PriceKind::Measured, source, noisy }
 }
 
-fn transfers(bench: &Bench) -> Vec<Step> {
-    let pairs = transfer::pairs(&bench.topology, &bench.allowed, TRANSFER_PAIRS);
+fn transfers(pairs: &[(Distance, usize, usize)], effort: Effort) -> Vec<Step> {
     let distances: std::collections::BTreeSet<Distance> = pairs.iter().map(|pair| pair.0).collect();
     let to_step = |distance: Distance| {
         let pairs: Vec<_> = pairs.iter().copied().filter(|pair| pair.0 == distance).collect();
         step(format!("cache-line transfer ({})", distance.name()), move |bench, findings| {
-            // The spread is over the pairs as well, so few batches of each will do.
-            let effort = Effort { batches: (bench.effort.batches / 3).max(3), ..Effort::QUICK };
             let mut batches = Vec::new();
             for &(_, a, b) in &pairs {
                 batches.extend(transfer::transfer(a, b, &effort, bench.stamps)?);
