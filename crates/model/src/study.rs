@@ -71,7 +71,7 @@ pub enum Consolidation {
     Yielding,
     /// muster's controller, `policy::consolidate`, as in `muster run`.
     Controller,
-    /// Nobody: all are, but threads that wake each other share one, as `policy::colocate` decides in `muster run`.
+    /// Nobody: all are, but threads that wake each other share one, as in `muster run --remedy colocate`.
     Colocate,
 }
 

@@ -1,12 +1,12 @@
 //! `muster run` as a user meets it: the program's own behaviour is kept, bad input is refused, decisions replay.
 
 use assert_cmd::Command;
-use muster_policy::colocate;
 use muster_policy::consolidate::Controller;
 use muster_remedy::trace;
 use predicates::prelude::*;
 use std::fs::File;
 use std::io::BufReader;
+use std::path::Path;
 use tempfile::TempDir;
 
 /// Runs with journals and profile cache of its own.
@@ -133,13 +133,7 @@ fn a_recorded_run_replays_to_the_same_decisions() {
         return;
     }
     muster(&home).args(["run", "--trace"]).arg(&file).args(["--", "python3", "-c", ping_pong]).assert().success();
-    let recorded = BufReader::new(File::open(&file).expect("a trace was written"));
-    let (config, steps) = trace::read(recorded).expect("the trace can be read");
-    assert!(steps.len() > 20, "{} periods in a second", steps.len());
-    let mut controller = Controller::new(config);
-    for (index, step) in steps.iter().enumerate() {
-        assert_eq!(controller.step(&step.facts), step.decision, "period {index}");
-    }
+    replays(&file);
 }
 
 #[test]
@@ -162,11 +156,16 @@ fn a_recorded_run_of_colocation_replays_too() {
         let why = String::from_utf8_lossy(&output.stderr);
         return eprintln!("SKIPPED: a_recorded_run_of_colocation_replays_too: {why}");
     }
-    let recorded = BufReader::new(File::open(&file).expect("a trace was written"));
+    replays(&file);
+}
+
+/// Asserts that the decisions in a trace follow from its facts.
+fn replays(file: &Path) {
+    let recorded = BufReader::new(File::open(file).expect("a trace was written"));
     let (config, steps) = trace::read(recorded).expect("the trace can be read");
-    let mut controller = colocate::Controller::new(config);
+    assert!(steps.len() > 20, "{}: {} periods in a second", file.display(), steps.len());
+    let mut controller = Controller::new(config);
     for (index, step) in steps.iter().enumerate() {
-        assert_eq!(controller.step(&step.facts), step.decision, "period {index}");
+        assert_eq!(controller.step(&step.facts), step.decision, "{}: period {index}", file.display());
     }
-    assert!(steps.len() > 20, "{} periods in a second", steps.len());
 }

@@ -5,9 +5,9 @@
 
 mod cgroup;
 mod clock;
-mod colocate;
 mod error;
 pub mod idle;
+mod pairs;
 pub mod pause;
 mod placement;
 mod program;

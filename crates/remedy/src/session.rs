@@ -1,8 +1,8 @@
 //! One program's session: sample, decide, apply, until it ends; then everything is put back.
 
 use crate::cgroup::ProgramCgroup;
-use crate::colocate::{self, Colocation};
 use crate::idle::{Idle, guest_halt_poll_ns, may_poll};
+use crate::pairs::Pairs;
 use crate::placement::{Placement, mask};
 use crate::program::Program;
 use crate::start;
@@ -11,6 +11,7 @@ use muster_model::{CpuSet, PeriodFacts, Topology};
 use muster_observe::progress::{Progress, Source};
 use muster_observe::sampler::{CgroupPaths, Detail, Sampler, monotonic_ns};
 use muster_observe::tree::Tree;
+use muster_policy::colocate::WORTHWHILE_VCPUS;
 use muster_policy::consolidate::{
     Config, Controller, Decision, IdleMode, Objective, Permitted, Prices, Reason, Wanted,
 };
@@ -115,6 +116,9 @@ pub struct Summary {
     pub progress: Option<f64>,
     /// What could not be done, in sentences.
     pub notes: Vec<String>,
+    /// Which remedies could not be tried, and why, in sentences.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub not_tried: Vec<String>,
 }
 
 impl fmt::Display for Summary {
@@ -135,7 +139,7 @@ impl fmt::Display for Summary {
             let rate = units / seconds(self.wall_ns.max(1));
             writeln!(f, "muster: {units} units of work by --metric, {rate:.1} a second")?;
         }
-        self.notes.iter().try_for_each(|note| writeln!(f, "muster: {note}"))
+        self.notes.iter().chain(&self.not_tried).try_for_each(|note| writeln!(f, "muster: {note}"))
     }
 }
 
@@ -151,7 +155,6 @@ pub struct Outcome {
 /// What decides: a controller, or one decision for good.
 enum Decider {
     Controller(Box<Controller>),
-    Colocation(Box<Colocation>),
     Fixed(Decision),
 }
 
@@ -199,6 +202,8 @@ struct Session<'a> {
     placement: Placement,
     idle: Idle,
     decider: Decider,
+    /// What sees who wakes whom, where that may be asked for.
+    pairs: Option<Pairs>,
     /// What is in force.
     decision: Decision,
     trace: Option<trace::Writer>,
@@ -216,7 +221,12 @@ impl<'a> Session<'a> {
         signals: SignalsInfo<WithOrigin>,
     ) -> Result<Self, Error> {
         let allowed = allowed_cpus(&options.target)?;
-        let config = config(options, allowed);
+        let (pairs, not_tried) = match pairs(options.remedy, &allowed) {
+            // Only where co-location is all that is to be done, it has to be possible.
+            Err(error) if options.remedy == Remedy::Auto => (None, vec![error.to_string()]),
+            pairs => (pairs?, Vec::new()),
+        };
+        let config = config(options, allowed, pairs.is_some());
         let clock_source = (options.remedy == Remedy::Clock).then(better_clock_source).transpose()?;
         let wanted = if options.trace.is_some() { Wanted::Everything } else { Wanted::Signals };
         let decider = decider(options.remedy, &config, wanted)?;
@@ -253,9 +263,10 @@ impl<'a> Session<'a> {
             idle: Idle::untouched(),
             decision: first(&decider, allowed),
             decider,
+            pairs,
             trace,
             signals,
-            summary: Summary::default(),
+            summary: Summary { not_tried, ..Summary::default() },
             refreshed_ns: 0,
             refresh_took_ns: 0,
         })
@@ -310,14 +321,13 @@ impl<'a> Session<'a> {
         self.refresh(now_ns);
         *self.summary.time_by_setting_ns.entry(setting(&self.decision)).or_default() += self.decision.next_period_ns;
         let detail = match self.decision.wanted {
-            Wanted::Handovers => Detail::Handovers,
+            Wanted::Handovers | Wanted::Pairs => Detail::Handovers,
             Wanted::Signals => Detail::Signals,
             Wanted::Everything => Detail::Full,
         };
         let facts = self.facts(detail);
         let decision = match &mut self.decider {
             Decider::Controller(controller) => controller.step(&facts),
-            Decider::Colocation(colocation) => colocation.step(&facts),
             Decider::Fixed(decision) => decision.clone(),
         };
         let applied_in_ns = self.put_in_force(decision);
@@ -331,11 +341,9 @@ impl<'a> Session<'a> {
 
     /// What happened in the period that has just ended.
     fn facts(&mut self, detail: Detail) -> PeriodFacts {
-        let active = self.decision.active;
-        let Decider::Colocation(colocation) = &mut self.decider else { return self.sampler.sample(detail, active) };
-        let pairs = colocation.close_window(self.sampler.tree());
-        let facts = self.sampler.sample(detail, active);
-        match pairs {
+        let seen = self.pairs.as_mut().map_or(Ok(None), |pairs| pairs.close_window(self.sampler.tree()));
+        let facts = self.sampler.sample(detail, self.decision.active);
+        match seen {
             Ok(pairs) => PeriodFacts { pairs, ..facts },
             Err(error) => {
                 self.withdraw(&error);
@@ -344,12 +352,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Looks at wake-ups in the period that begins now, where that is asked for.
+    /// Looks at wake-ups in the period that begins now, where that is asked for and affordable.
     fn open_window(&mut self) {
-        let Decider::Colocation(colocation) = &mut self.decider else { return };
-        if colocation.is_window_due() {
+        let Some(pairs) = self.pairs.as_mut().filter(|pairs| pairs.are_affordable()) else { return };
+        if self.decision.wanted == Wanted::Pairs {
             self.sampler.tree_mut().refresh();
-            if let Err(error) = colocation.open_window(self.sampler.tree()) {
+            if let Err(error) = pairs.open_window(self.sampler.tree()) {
                 self.withdraw(&error);
             }
         }
@@ -360,7 +368,7 @@ impl<'a> Session<'a> {
         let pause_ns = match self.decision.wanted {
             Wanted::Everything => REFRESH_NS,
             _ if !self.decision.groups.is_empty() => REFRESH_NS.max(self.refresh_took_ns * SEATED_REFRESH_SHARE),
-            Wanted::Handovers | Wanted::Signals => REFRESH_NS.max(self.refresh_took_ns * REFRESH_SHARE),
+            Wanted::Handovers | Wanted::Pairs | Wanted::Signals => REFRESH_NS.max(self.refresh_took_ns * REFRESH_SHARE),
         };
         if now_ns < self.refreshed_ns + pause_ns {
             return;
@@ -407,20 +415,28 @@ impl<'a> Session<'a> {
     }
 
     fn apply(&mut self, decision: &Decision) -> Result<(), Error> {
-        if decision.active != self.decision.active {
-            self.placement.apply(self.journal, self.sampler.tree(), &decision.active)?;
-            stay_with(&decision.active);
+        let Decision { active, groups, .. } = decision;
+        let (reseats, were_seated) = (*groups != self.decision.groups, !self.decision.groups.is_empty());
+        // From seat to seat by way of the whole set: a thread whose mask is neither's would be taken for one with a mask of
+        // its own.
+        if reseats && groups.is_empty() {
+            self.placement.seat(self.journal, self.sampler.tree(), groups, &self.decision.active)?;
         }
-        if decision.groups != self.decision.groups {
-            self.placement.seat(self.journal, self.sampler.tree(), &decision.groups, &decision.active)?;
+        if *active != self.decision.active {
+            self.placement.apply(self.journal, self.sampler.tree(), active)?;
+            stay_with(active);
         }
-        self.idle.apply(self.journal, decision.idle, &decision.active)?;
+        if reseats && !groups.is_empty() {
+            self.placement.seat(self.journal, self.sampler.tree(), groups, active)?;
+        }
+        self.idle.apply(self.journal, decision.idle, active)?;
         if let Some(helper) = self.idle.helper() {
             self.sampler.tree_mut().exclude(helper);
         }
         if decision.spread {
-            let crowd = self.sampler.busiest_threads();
-            self.placement.spread(self.journal, self.sampler.tree(), crowd, &decision.active)?;
+            let last = self.decision.groups.iter().flat_map(|group| group.threads.iter().map(|thread| thread.0));
+            let crowd = if were_seated { last.collect() } else { self.sampler.busiest_threads().to_vec() };
+            self.placement.spread(self.journal, self.sampler.tree(), &crowd, active)?;
         }
         Ok(())
     }
@@ -479,7 +495,6 @@ fn untouched(allowed: CpuSet) -> Decision {
 fn first(decider: &Decider, allowed: CpuSet) -> Decision {
     match decider {
         Decider::Controller(controller) => controller.first(),
-        Decider::Colocation(colocation) => colocation.first(),
         Decider::Fixed(_) => untouched(allowed),
     }
 }
@@ -488,8 +503,9 @@ fn first(decider: &Decider, allowed: CpuSet) -> Decision {
 fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Result<Decider, Error> {
     let fixed = |idle| Decider::Fixed(Decision { idle, wanted, ..untouched(config.allowed) });
     Ok(match remedy {
-        Remedy::Auto | Remedy::Consolidate => Decider::Controller(Box::new(Controller::new(config.clone()))),
-        Remedy::Colocate => Decider::Colocation(Box::new(Colocation::new(config, colocate::load()?))),
+        Remedy::Auto | Remedy::Consolidate | Remedy::Colocate => {
+            Decider::Controller(Box::new(Controller::new(config.clone())))
+        }
         Remedy::Poll => {
             check(remedy)?;
             fixed(IdleMode::Poll { limit_ns: muster_policy::consolidate::POLL_LIMIT_NS })
@@ -499,7 +515,17 @@ fn decider(remedy: Remedy, config: &Config, wanted: Wanted) -> Result<Decider, E
     })
 }
 
-fn config(options: &Options, allowed: CpuSet) -> Config {
+/// What sees who wakes whom, for a remedy that may ask for it.
+fn pairs(remedy: Remedy, allowed: &CpuSet) -> Result<Option<Pairs>, Error> {
+    let may_ask = match remedy {
+        Remedy::Colocate => true,
+        Remedy::Auto => allowed.len() >= WORTHWHILE_VCPUS,
+        _ => false,
+    };
+    may_ask.then(Pairs::load).transpose()
+}
+
+fn config(options: &Options, allowed: CpuSet, sees_pairs: bool) -> Config {
     let auto = options.remedy == Remedy::Auto;
     Config {
         allowed,
@@ -510,7 +536,7 @@ fn config(options: &Options, allowed: CpuSet) -> Config {
             consolidate: allowed.len() > 1 && (auto || options.remedy == Remedy::Consolidate),
             awake: auto,
             poll: (auto || options.remedy == Remedy::Poll) && may_poll(),
-            colocate: allowed.len() > 1 && options.remedy == Remedy::Colocate,
+            colocate: allowed.len() > 1 && sees_pairs,
         },
         guest_halt_poll_ns: guest_halt_poll_ns().unwrap_or(0),
     }
@@ -527,7 +553,7 @@ pub fn check(remedy: Remedy) -> Result<(), Error> {
                 "the guest's halt polling can be set by root only, and only where the cpuidle governor is haltpoll";
             Err(Error::NotPermitted { remedy: "poll", why: why.into() })
         }
-        Remedy::Colocate => colocate::load().map(drop),
+        Remedy::Colocate => Pairs::load().map(drop),
         Remedy::Clock => better_clock_source().map(drop),
         _ => Ok(()),
     }

@@ -9,7 +9,7 @@ use crate::machine::prices::Prices;
 use crate::world::{CoreState, World, core_slot, kind};
 use muster_model::study::{Consolidation, Environment, Experiment, IdleKind};
 use muster_model::{Account, CpuSet, PeriodFacts, ThreadId, ThreadLoad, Topology, WakePair, WakeWindow};
-use muster_policy::consolidate::{self, Controller, Decision, Group, IdleMode, Objective, Permitted};
+use muster_policy::consolidate::{self, Controller, Decision, Group, IdleMode, Objective, Permitted, Wanted};
 use muster_policy::{colocate, yielding};
 use std::collections::BTreeMap;
 
@@ -30,7 +30,6 @@ enum Rule {
     None,
     Yielding(yielding::Controller),
     Controller(Box<Controller>),
-    Colocate(Box<colocate::Controller>),
 }
 
 /// Who woke whom, and how long each thread ran, since `since`.
@@ -62,13 +61,15 @@ const FIRST_PERIOD_NS: u64 = 4_000_000;
 impl Daemon {
     /// The daemon an experiment asks for.
     pub fn new(experiment: &Experiment, topology: &Topology, cores: &CpuSet, prices: &Prices) -> Self {
-        let config = |permitted| consolidate::Config {
-            allowed: *cores,
-            topology: topology.clone(),
-            prices: prices.of_waking(experiment.environment == Environment::Virtual),
-            objective: Objective::Speed,
-            permitted,
-            guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
+        let controller = |permitted| {
+            Rule::Controller(Box::new(Controller::new(consolidate::Config {
+                allowed: *cores,
+                topology: topology.clone(),
+                prices: prices.of_waking(experiment.environment == Environment::Virtual),
+                objective: Objective::Speed,
+                permitted,
+                guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
+            })))
         };
         let rule = match experiment.consolidation {
             Consolidation::None => Rule::None,
@@ -76,12 +77,11 @@ impl Daemon {
                 Rule::Yielding(yielding::Controller::new(yielding::Config::default(), experiment.cores))
             }
             Consolidation::Controller => {
-                let permitted = Permitted { consolidate: true, awake: true, poll: true, colocate: false };
-                Rule::Controller(Box::new(Controller::new(config(permitted))))
+                let colocate = cores.len() >= colocate::WORTHWHILE_VCPUS;
+                controller(Permitted { consolidate: true, awake: true, poll: true, colocate })
             }
             Consolidation::Colocate => {
-                let permitted = Permitted { consolidate: false, awake: false, poll: false, colocate: true };
-                Rule::Colocate(Box::new(colocate::Controller::new(config(permitted))))
+                controller(Permitted { consolidate: false, awake: false, poll: false, colocate: true })
             }
         };
         Self { rule, last: Totals::default(), seated: Vec::new(), window: None, found: None }
@@ -98,7 +98,7 @@ impl World {
         let period_ns = match &self.daemon.rule {
             Rule::None => return,
             Rule::Yielding(controller) => controller.period_ns(),
-            Rule::Controller(_) | Rule::Colocate(_) => FIRST_PERIOD_NS,
+            Rule::Controller(_) => FIRST_PERIOD_NS,
         };
         self.queue.schedule(core_slot(0, kind::DAEMON), period_ns * NS);
     }
@@ -116,13 +116,10 @@ impl World {
                 (self.activate(CpuSet::first(active as usize), true), controller.period_ns())
             }
             Rule::Controller(controller) => {
-                let decision = controller.step(&self.facts(&last, &totals));
-                (self.apply(&decision), decision.next_period_ns.max(100_000))
-            }
-            Rule::Colocate(controller) => {
-                let decision = controller.step(&PeriodFacts { pairs: self.end_window(), ..self.facts(&last, &totals) });
+                let facts = PeriodFacts { pairs: self.end_window(), ..self.facts(&last, &totals) };
+                let decision = controller.step(&facts);
                 let moved = self.apply(&decision);
-                if controller.wants_pairs() {
+                if decision.wanted == Wanted::Pairs {
                     self.begin_window();
                 }
                 (moved, decision.next_period_ns.max(100_000))
@@ -219,6 +216,7 @@ impl World {
 
     /// What was seen, if it was looked at.
     fn end_window(&mut self) -> Option<WakeWindow> {
+        self.daemon.window.as_ref()?;
         self.charge_running();
         let window = self.daemon.window.take()?;
         let pair = |(&(waker, wakee), &count): (&(u32, u32), &u64)| WakePair {
@@ -243,11 +241,15 @@ impl World {
             IdleMode::Awake => (found.0, found.1, true),
             IdleMode::Poll { limit_ns } => (IdleKind::Haltpoll, limit_ns, false),
         };
-        let mut moved = self.activate(decision.active, decision.spread);
-        if decision.groups != self.daemon.seated {
-            moved += self.seat(&decision.groups);
+        let reseats = decision.groups != self.daemon.seated;
+        let moved = self.activate(decision.active, decision.spread && !reseats);
+        if !reseats {
+            return moved;
         }
-        moved
+        let seated = self.seat(&decision.groups);
+        // Only now may threads that had a seat be pushed elsewhere.
+        (0..self.cores.len()).filter(|_| decision.spread).for_each(|c| while self.push_one(c) {});
+        moved + seated
     }
 
     /// Gives threads of `groups` their cores, and those that had one before and have none now all active ones; how many

@@ -99,30 +99,49 @@ fn colocation_keeps_an_unpinned_pair_together_without_ipis() {
     assert!(colocated.counters.ipis < 20);
 }
 
-/// Two pairs on four cores: one core is too few for both, and a scheduler that spreads threads wakes halted cores.
-#[test]
-fn pairs_that_share_a_core_each_beat_both_spreading_and_consolidation() {
-    let pair = |name: &str, there: &str, back: &str| {
+/// Pairs of threads, each pair by itself, that hand over `times` to each other and work `run_ns` each time.
+fn pairs_of_threads(pairs: usize, run_ns: u32, times: u32) -> Workload {
+    let pair = |n: usize| {
         format!(
-            r#"{{"name":"{name}a","count":1,"phases":[{{"loop":{{"times":40000,"phases":[
-                {{"run":{{"ns":4000}}}},{{"wake":{{"condition":"{there}"}}}},{{"wait":{{"condition":"{back}"}}}}]}}}}]}},
-            {{"name":"{name}b","count":1,"phases":[{{"loop":{{"times":40000,"phases":[
-                {{"wait":{{"condition":"{there}"}}}},{{"run":{{"ns":4000}}}},{{"wake":{{"condition":"{back}"}}}}]}}}}]}}"#
+            r#"{{"name":"a{n}","count":1,"phases":[{{"loop":{{"times":{times},"phases":[
+                {{"run":{{"ns":{run_ns}}}}},{{"wake":{{"condition":"there{n}"}}}},{{"wait":{{"condition":"back{n}"}}}}]}}}}]}},
+            {{"name":"b{n}","count":1,"phases":[{{"loop":{{"times":{times},"phases":[
+                {{"wait":{{"condition":"there{n}"}}}},{{"run":{{"ns":{run_ns}}}}},{{"wake":{{"condition":"back{n}"}}}}]}}}}]}}"#
         )
     };
-    let conditions = r#""conditions":{"c":{},"d":{},"e":{},"f":{}}"#;
-    let groups = [pair("x", "c", "d"), pair("y", "e", "f")].join(",");
-    let text = format!(r#"{{"name":"w",{conditions},"groups":[{groups}]}}"#);
-    let pairs = Workload::from_json(&text, "w.json").unwrap();
-    let under = |consolidation| {
-        let mut experiment = experiment(Environment::Virtual, 4);
-        experiment.consolidation = consolidation;
-        run(&experiment, &pairs)
-    };
-    let (spread, colocated) = (under(Consolidation::None), under(Consolidation::Colocate));
-    let consolidated = under(Consolidation::Yielding);
+    let conditions: Vec<String> = (0..pairs).map(|n| format!(r#""there{n}":{{}},"back{n}":{{}}"#)).collect();
+    let groups: Vec<String> = (0..pairs).map(pair).collect();
+    let (conditions, groups) = (conditions.join(","), groups.join(","));
+    let text = format!(r#"{{"name":"w","conditions":{{{conditions}}},"groups":[{groups}]}}"#);
+    Workload::from_json(&text, "w.json").unwrap()
+}
+
+fn on_cores(cores: u32, consolidation: Consolidation, workload: &Workload) -> Outcome {
+    let mut experiment = experiment(Environment::Virtual, cores);
+    experiment.consolidation = consolidation;
+    run(&experiment, workload)
+}
+
+/// One core is too few for two pairs, and a scheduler that spreads threads wakes halted cores.
+#[test]
+fn pairs_that_share_a_core_each_beat_both_spreading_and_consolidation() {
+    let pairs = pairs_of_threads(2, 4000, 40_000);
+    let [spread, consolidated, colocated] = [Consolidation::None, Consolidation::Yielding, Consolidation::Colocate]
+        .map(|consolidation| on_cores(4, consolidation, &pairs));
     assert!(colocated.wall_ps * 2 < spread.wall_ps, "{} {}", colocated.wall_ps, spread.wall_ps);
     assert!(colocated.wall_ps < consolidated.wall_ps, "{} {}", colocated.wall_ps, consolidated.wall_ps);
+}
+
+/// The controller puts each pair on a core and leaves all cores in use: neither spread nor together on few.
+#[test]
+fn pairs_on_many_cores_get_a_core_each() {
+    let pairs = pairs_of_threads(6, 4000, 40_000);
+    let [spread, controlled] =
+        [Consolidation::None, Consolidation::Controller].map(|consolidation| on_cores(16, consolidation, &pairs));
+    assert!(controlled.wall_ps * 2 < spread.wall_ps, "{} {}", controlled.wall_ps, spread.wall_ps);
+    assert_eq!(controlled.active_history.last().map(|(_, cores)| *cores), Some(16));
+    assert!(controlled.counters.halt_exits * 10 < spread.counters.halt_exits, "{:?}", controlled.counters);
+    assert!(controlled.counters.poll_entries * 10 < controlled.counters.switches, "{:?}", controlled.counters);
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Which settings are worth a trial, and which of those tried is best.
 
-use super::rates::{Rates, Yardstick, score, yardstick};
+use super::rates::{Rates, Scale, Yardstick};
 use super::{Config, Objective};
+use crate::colocate;
 use crate::predict::{WakeSignals, awake_gain, consolidation_gain, poll_gain};
 use muster_model::CpuSet;
 use serde::{Deserialize, Serialize};
@@ -21,12 +22,19 @@ pub enum Arm {
     Awake,
     /// All vCPUs, polling before they halt.
     Poll,
+    /// All vCPUs; threads that wake each other share one, each group its own.
+    Grouped,
 }
 
 impl Arm {
     /// Whether the program gets fewer vCPUs than it may use.
     pub fn is_narrow(self) -> bool {
         matches!(self, Self::Narrow { .. })
+    }
+
+    /// Whether threads that wake each other are kept on the same vCPU.
+    pub fn keeps_together(self) -> bool {
+        matches!(self, Self::Narrow { .. } | Self::Grouped)
     }
 }
 
@@ -38,6 +46,8 @@ const WORTH_TRYING: f64 = 1.2;
 /// The same for polling, which is hardly ever slower while it is tried, and gives more than predicted where wake-ups
 /// follow upon each other (pgbench with four clients: predicted 1.03, measured 1.17).
 const POLLING_WORTH_TRYING: f64 = 1.02;
+/// The same for groups at best, once it is seen who wakes whom: a part of the program stays as it was found.
+const GROUPS_WORTH_TRYING: f64 = 1.1;
 /// A predicted CPU time per work from which a trial is worth its cost where cost is the objective.
 const CHEAP_ENOUGH: f64 = 0.8;
 /// Under polling idle the idle signals promise nothing; hand-overs this frequent are worth a look.
@@ -50,10 +60,11 @@ const MUCH_HANDOVER: f64 = 0.2;
 const IN_TURN: f64 = 1.15;
 /// A setting that moves threads or takes vCPU time must be better than the one found by this factor to be preferred.
 const CLEARLY_BETTER: f64 = 1.05;
-/// A program that uses this many CPUs in a wide setting does things side by side, which its counts need not follow...
+/// A program that uses this many CPUs in a wide setting for each vCPU of a narrow one (a part of it is waking) does things
+/// side by side that do not fit there, which its counts need not follow...
 const SIDE_BY_SIDE: f64 = 1.3;
-/// ...so that few vCPUs have to look much better (a Python process pool moved 1.1 times the bytes while it did 0.87 times
-/// the tasks).
+/// ...so that those few vCPUs have to look much better (a Python process pool moved 1.1 times the bytes while it did 0.87
+/// times the tasks).
 const DOUBT: f64 = 0.8;
 /// Settings this close in speed count as equal, and the cheaper one wins.
 const ABOUT_EQUAL: f64 = 0.97;
@@ -69,7 +80,7 @@ const CONTENDED_SWITCHES: f64 = 1_000.0;
 const HALTS_FLOOR: f64 = 1_000.0;
 
 /// The settings worth a trial, given what the program does under the wide setting `under`; wide ones first, because
-/// threads that were kept together stay together for a while.
+/// threads that were kept together stay together for a while. Groups need a closer look ([`worth_grouping`]).
 pub fn candidates(config: &Config, under: Arm, rates: &Rates) -> Vec<Arm> {
     let mut arms = Vec::new();
     if under == Arm::Base && config.objective != Objective::Cost && rates.halts > HALTS_FLOOR {
@@ -83,17 +94,38 @@ pub fn candidates(config: &Config, under: Arm, rates: &Rates) -> Vec<Arm> {
     arms
 }
 
-/// What a program held on `vcpus` of its vCPUs may need instead by now: the wide setting it came from, one that keeps
-/// vCPUs from halting, or a vCPU more or less.
-pub fn instead_of_narrow(config: &Config, vcpus: u32, floor: Arm, rates: &Rates) -> Vec<Arm> {
-    let is_full = rates.cpu > FULL * f64::from(vcpus);
-    let has_room = vcpus > 1 && rates.cpu < ROOMY * f64::from(vcpus - 1);
-    let wider = is_full.then(|| narrow(config, vcpus + 1)).flatten();
+/// What a program whose threads are kept together by `arm` may need instead by now: the wide setting it came from, one
+/// that keeps vCPUs from halting, or a vCPU more or less.
+pub fn instead_of_together(config: &Config, arm: Arm, floor: Arm, rates: &Rates) -> Vec<Arm> {
     let awake = permitted_not_halting(config).filter(|_| floor == Arm::Base && config.objective != Objective::Cost);
-    let narrower = has_room.then_some(Arm::Narrow { vcpus: vcpus - 1 });
     // Polling is hardly ever slower than the setting found, so one of the two is enough.
     let wide = if awake == Some(Arm::Poll) { None } else { Some(floor) };
-    [wide, awake, wider, narrower].into_iter().flatten().collect()
+    let mut arms: Vec<Arm> = [wide, awake].into_iter().flatten().collect();
+    if let Arm::Narrow { vcpus } = arm {
+        let is_full = rates.cpu > FULL * f64::from(vcpus);
+        let has_room = vcpus > 1 && rates.cpu < ROOMY * f64::from(vcpus - 1);
+        arms.extend(is_full.then(|| narrow(config, vcpus + 1)).flatten());
+        arms.extend(has_room.then_some(Arm::Narrow { vcpus: vcpus - 1 }));
+    }
+    arms
+}
+
+/// Whether it may pay to keep the share `inside` of the wake-ups on their waker's vCPU while all stay in use, as the rates
+/// under the wide setting `under` show. Who wants short waits is served by vCPUs that do not halt, not by threads that wait
+/// for each other.
+pub fn worth_grouping(config: &Config, under: Arm, rates: &Rates, inside: f64) -> bool {
+    let gain = || colocate::gain(&[(1.0, signals(config, rates))], &config.prices, inside);
+    let is_promising = || match under {
+        Arm::Base => rates.halts > HALTS_FLOOR && gain().is_some_and(|gain| gain.speed.high > GROUPS_WORTH_TRYING),
+        Arm::Poll => polls_much(rates) && inside * rates.waking_share(under, &config.prices, false) > MUCH_HANDOVER,
+        _ => false,
+    };
+    config.permitted.colocate && config.objective != Objective::Tail && config.allowed.len() > 1 && is_promising()
+}
+
+/// Whether vCPUs poll so often that their halts do not tell how often they wait for each other.
+fn polls_much(rates: &Rates) -> bool {
+    rates.polls > POLLS_WORTH_TRYING && rates.polls > rates.halts
 }
 
 /// `vcpus` of the program's vCPUs, if that is fewer than all.
@@ -105,7 +137,7 @@ fn worth_narrowing(config: &Config, under: Arm, rates: &Rates) -> Option<u32> {
     if !config.permitted.consolidate || config.objective == Objective::Tail {
         return None;
     }
-    if rates.polls > POLLS_WORTH_TRYING && rates.polls > rates.halts {
+    if polls_much(rates) {
         // Threads that spin before they block seem to work side by side, and do little but hand over.
         let may_be_in_turn = rates.cpu <= IN_TURN || rates.handover_share(&config.prices) > MUCH_HANDOVER;
         return may_be_in_turn.then_some(1).filter(|_| config.allowed.len() > 1);
@@ -197,20 +229,19 @@ fn within(scored: &[(Arm, Rates, f64)], share: f64) -> impl Iterator<Item = &(Ar
 
 /// Each measured arm's score by the yardstick that suits all, weighed by what a wrong verdict would cost.
 fn scored(config: &Config, measured: &[(Arm, Rates)]) -> Vec<(Arm, Rates, f64)> {
-    let yardstick = yardstick(config.objective, measured, &config.prices);
+    let scale = Scale::of(config.objective, measured, &config.prices);
     // Polling moves no thread: a verdict for it that is wrong costs next to nothing.
     let is_risky = |(arm, _): &(Arm, Rates)| !matches!(arm, Arm::Base | Arm::Poll);
     let at_stake = if measured.iter().any(is_risky) { CLEARLY_BETTER } else { 1.0 };
-    let side_by_side = |(arm, rates): &(Arm, Rates)| !arm.is_narrow() && rates.cpu > SIDE_BY_SIDE;
-    let is_sure = yardstick == Yardstick::Metric || !measured.iter().any(side_by_side);
-    let doubt = if is_sure { 1.0 } else { DOUBT };
+    let side_by_side = measured.iter().filter(|(arm, _)| !arm.is_narrow()).map(|(_, r)| r.cpu).fold(0.0, f64::max);
+    let may_not_fit = |vcpus: u32| side_by_side > SIDE_BY_SIDE * f64::from(vcpus);
     let weigh = |&(arm, rates): &(Arm, Rates)| {
         let bonus = match arm {
             Arm::Base => at_stake,
-            Arm::Narrow { .. } => doubt,
+            Arm::Narrow { vcpus } if scale.yardstick != Yardstick::Metric && may_not_fit(vcpus) => DOUBT,
             _ => 1.0,
         };
-        (arm, rates, bonus * score(yardstick, arm, &rates, &config.prices))
+        (arm, rates, bonus * scale.score(arm, &rates))
     };
     measured.iter().map(weigh).collect()
 }

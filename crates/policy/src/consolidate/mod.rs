@@ -1,9 +1,11 @@
-//! How many vCPUs a program should use, which, and what its idle vCPUs should do (Gleaner, sections 4 and 5).
+//! How many vCPUs a program should use, which, which of its threads together, and what its idle vCPUs should do (Gleaner,
+//! sections 4 and 5).
 //!
 //! The controller watches the program in the setting it found. When the idle signals and the measured prices promise a
 //! gain, it tries the promising settings one after the other for a few milliseconds each, compares what was done in
-//! them, and holds the best. It lets go at once when the program enters another phase, tries again rarely otherwise,
-//! and backs off exponentially when nothing was gained.
+//! them, and holds the best. Before it tries groups it looks who wakes whom; where that cannot be seen by now, the trial
+//! goes on without them. It lets go at once when the program enters another phase, tries again rarely otherwise, and
+//! backs off exponentially when nothing was gained.
 
 mod choose;
 mod rates;
@@ -12,11 +14,11 @@ mod tests;
 
 pub use choose::{Arm, POLL_LIMIT_NS, candidates};
 pub use rates::{Rates, Yardstick};
-pub(crate) use rates::{score, yardstick};
 
-pub(crate) use choose::best;
+use crate::colocate::Colocation;
+use choose::{best, instead_of_together, worth_grouping};
 use muster_model::profile::names;
-use muster_model::{CpuSet, Distance, PeriodFacts, Profile, ThreadId, Topology};
+use muster_model::{CpuSet, Distance, PeriodFacts, Profile, ThreadId, Topology, WakeWindow};
 use serde::{Deserialize, Serialize};
 
 /// What the user wants more of.
@@ -133,6 +135,8 @@ pub struct Group {
 pub enum Wanted {
     /// CPU time and hand-overs.
     Handovers,
+    /// The same and who wakes whom, where that can be seen by now.
+    Pairs,
     /// The same and idle entries.
     Signals,
     /// Everything, counted since the last time everything was wanted.
@@ -148,8 +152,9 @@ pub struct Decision {
     pub groups: Vec<Group>,
     /// What idle vCPUs of `active` do.
     pub idle: IdleMode,
-    /// Whether the program's busiest threads are to be kept apart on `active` for this period: a scheduler leaves threads
-    /// that wake each other together for tens of milliseconds after they may use more vCPUs.
+    /// Whether threads that were kept together, those of the last groups or else the program's busiest, are to be kept
+    /// apart on `active` for this period: a scheduler leaves threads that wake each other together for tens of
+    /// milliseconds after they may use more vCPUs.
     pub spread: bool,
     /// Length of the next period.
     pub next_period_ns: u64,
@@ -169,6 +174,8 @@ pub enum Reason {
     Settling,
     /// A setting is being measured.
     Measuring,
+    /// It is to be seen who wakes whom.
+    Looking,
     /// A setting pays and is kept.
     Holding,
     /// The program entered another phase: back to the wide setting.
@@ -191,6 +198,10 @@ const SETTLE_NS: u64 = 1_000_000;
 const MEASURE_NS: u64 = 5_000_000;
 /// The same in a second round, among arms that came out close.
 const LONG_MEASURE_NS: u64 = 20_000_000;
+/// Period in which it is to be seen who wakes whom.
+const LOOK_NS: u64 = 10_000_000;
+/// While groups are held, it is looked this often.
+const LOOK_EVERY_NS: u64 = 1_000_000_000;
 /// First and longest time for which a verdict stands before it is looked at again.
 const HOLD_NS: (u64, u64) = (100_000_000, 3_200_000_000);
 /// A program that changed its phase in this time is watched as closely as it can be.
@@ -198,10 +209,10 @@ const RESTLESS_NS: u64 = 1_000_000_000;
 /// A verdict that is older is no guide to a phase that looks the same.
 const MEMORY_NS: u64 = 10_000_000_000;
 /// Another phase: CPU time or hand-overs changed by more than this factor.
-pub(crate) const PHASE_FACTOR: f64 = 2.5;
+const PHASE_FACTOR: f64 = 2.5;
 /// So many periods on end make a change that nothing else explains a lasting one: a host that takes a vCPU away for a
 /// moment looks like another phase too.
-pub(crate) const LASTING: u32 = 4;
+const LASTING: u32 = 4;
 /// Another phase that ends within this time was none.
 const FALSE_ALARM_NS: u64 = 25_000_000;
 /// So many false alarms are remembered: each makes [`PHASE_FACTOR`] count once more.
@@ -217,16 +228,40 @@ struct Trial {
     measured: Vec<(Arm, Rates)>,
     /// Arms still to be measured, the next one last; not known before the arm in force was measured.
     pending: Option<Vec<Arm>>,
-    settled: bool,
+    step: Step,
+    /// Whether it was seen who wakes whom.
+    is_seen: bool,
     /// Whether this is the second round.
     long: bool,
+}
+
+/// What a period of a trial is for.
+#[derive(Debug, Clone, Copy, Default)]
+enum Step {
+    #[default]
+    Settle,
+    Measure,
+    Look,
+}
+
+/// An arm in force since it was found to be best.
+#[derive(Debug, Clone, Copy)]
+struct Hold {
+    /// The first period tells another kind of count.
+    first: bool,
+    accepted: Option<Rates>,
+    until_ns: u64,
+    /// So many periods on end looked like another phase.
+    changed: u32,
+    /// Whether the period that ends next may tell who wakes whom.
+    looking: bool,
 }
 
 #[derive(Debug, Clone)]
 enum State {
     Watching { calm: u32, quiet_until_ns: u64, at_verdict: Option<Rates> },
     Trying(Trial),
-    Holding { first: bool, accepted: Option<Rates>, until_ns: u64, changed: u32 },
+    Holding(Hold),
 }
 
 /// The controller: one per program.
@@ -237,8 +272,13 @@ pub struct Controller {
     arm: Arm,
     /// The wide arm to fall back to: the setting found, or one that keeps vCPUs awake and proved better.
     floor: Arm,
+    /// The groups as last formed, in force or not, and when that was.
+    colocation: Colocation,
+    looked_ns: u64,
+    /// Whether the last trial went without groups because it could not be seen who wakes whom.
+    unseen: bool,
     hold_ns: u64,
-    /// The last narrow winner and when it won.
+    /// The last winner that keeps threads together and when it won.
     learned: Option<(Arm, u64)>,
     /// When the program was last seen to enter another phase.
     phase_changed_ns: Option<u64>,
@@ -254,6 +294,9 @@ impl Controller {
             state: State::watching(0),
             arm: Arm::Base,
             floor: Arm::Base,
+            colocation: Colocation::default(),
+            looked_ns: 0,
+            unseen: false,
             hold_ns: HOLD_NS.0,
             learned: None,
             phase_changed_ns: None,
@@ -274,9 +317,7 @@ impl Controller {
                 self.watch(facts, rates, calm, quiet_until_ns, at_verdict)
             }
             State::Trying(trial) => self.measure(facts, rates, trial),
-            State::Holding { first, accepted, until_ns, changed } => {
-                self.hold(facts, rates, first, accepted, until_ns, changed)
-            }
+            State::Holding(hold) => self.hold(facts, rates, hold),
         }
     }
 
@@ -289,7 +330,7 @@ impl Controller {
         quiet_until_ns: u64,
         at_verdict: Option<Rates>,
     ) -> Decision {
-        let arms = candidates(&self.config, self.floor, &rates);
+        let arms = self.promising(self.floor, &rates);
         let another_phase = at_verdict.is_some_and(|verdict| self.is_another_phase(&rates, &verdict));
         if another_phase {
             self.hold_ns = HOLD_NS.0;
@@ -311,7 +352,14 @@ impl Controller {
         }
     }
 
-    /// A narrow arm that won not long ago and is promising again.
+    /// What may be better than the wide arm `under`, groups included.
+    fn promising(&self, under: Arm, rates: &Rates) -> Vec<Arm> {
+        let mut arms = candidates(&self.config, under, rates);
+        arms.extend(worth_grouping(&self.config, self.arm, rates, 1.0).then_some(Arm::Grouped));
+        arms
+    }
+
+    /// An arm that keeps threads together, won not long ago, and is promising again.
     fn remembered(&self, now_ns: u64, arms: &[Arm]) -> Option<Arm> {
         self.learned.filter(|(arm, at_ns)| now_ns - at_ns < MEMORY_NS && arms.contains(arm)).map(|(arm, _)| arm)
     }
@@ -330,47 +378,99 @@ impl Controller {
     }
 
     fn measure(&mut self, facts: &PeriodFacts, rates: Rates, mut trial: Trial) -> Decision {
-        if !trial.settled {
-            trial.settled = true;
-            let measure_ns = if trial.long { LONG_MEASURE_NS } else { MEASURE_NS };
-            self.state = State::Trying(trial);
-            return self.decide(measure_ns, Wanted::Everything, Reason::Measuring);
+        match trial.step {
+            Step::Settle => {
+                let measure_ns = if trial.long { LONG_MEASURE_NS } else { MEASURE_NS };
+                self.state = State::Trying(Trial { step: Step::Measure, ..trial });
+                return self.decide(measure_ns, Wanted::Everything, Reason::Measuring);
+            }
+            Step::Measure => {
+                trial.measured.push((self.arm, rates));
+                trial.pending.get_or_insert_with(|| self.alternatives(&rates));
+                if self.may_group(&trial, &rates) {
+                    return self.look(trial);
+                }
+            }
+            Step::Look => self.see(facts, &rates, &mut trial),
         }
-        trial.measured.push((self.arm, rates));
-        let mut pending = trial.pending.take().unwrap_or_else(|| self.alternatives(&rates));
-        match pending.pop() {
-            Some(arm) => self.try_next(arm, Trial { pending: Some(pending), settled: false, ..trial }),
-            None if trial.measured.len() == 1 => self.nothing_to_try(facts.now_ns),
-            None => self.next_round(facts, &trial),
+        match trial.pending.as_mut().and_then(Vec::pop) {
+            Some(arm) => self.try_next(arm, trial),
+            None if trial.measured.len() > 1 => self.next_round(facts, &trial),
+            None if trial.is_seen => self.conclude(facts, &trial.measured),
+            None => self.nothing_to_try(facts.now_ns),
         }
     }
 
-    /// Measures arms again that a little noise could have put in another order; else, and the second time, the verdict.
-    /// Where phases are short, a second round would not end in the phase in which it began.
+    /// Whether groups may be promising, given the rates in the setting found that were just measured. In other settings
+    /// the threads of a group take more than in that one: they hand over to each other faster.
+    fn may_group(&self, trial: &Trial, rates: &Rates) -> bool {
+        let is_new = !trial.long && !trial.measured.iter().any(|(arm, _)| *arm == Arm::Grouped);
+        is_new && self.arm == Arm::Base && worth_grouping(&self.config, self.arm, rates, 1.0)
+    }
+
+    /// Asks who wakes whom.
+    fn look(&mut self, trial: Trial) -> Decision {
+        self.state = State::Trying(Trial { step: Step::Look, ..trial });
+        self.decide(LOOK_NS, Wanted::Pairs, Reason::Looking)
+    }
+
+    /// Takes in who wakes whom, if that was to be seen; promising groups are tried after the wide arms.
+    fn see(&mut self, facts: &PeriodFacts, rates: &Rates, trial: &mut Trial) {
+        self.unseen = facts.pairs.is_none();
+        let Some(window) = &facts.pairs else { return };
+        trial.is_seen = true;
+        let inside = self.regroup(facts.now_ns, window, rates.cpu);
+        let is_promising = |(arm, rates): &(Arm, Rates)| worth_grouping(&self.config, *arm, rates, inside);
+        if inside > 0.0 && trial.measured.iter().any(is_promising) {
+            let pending = trial.pending.get_or_insert_default();
+            let narrow = pending.iter().take_while(|arm| arm.is_narrow()).count();
+            pending.insert(narrow, Arm::Grouped);
+        }
+    }
+
+    fn regroup(&mut self, now_ns: u64, window: &WakeWindow, cpu_rate: f64) -> f64 {
+        self.looked_ns = now_ns;
+        self.colocation.regroup(window, cpu_rate, &self.config.allowed, &self.config.topology)
+    }
+
+    /// Measures arms again that a little noise could have put in another order, and an arm that stood for a while with the
+    /// one that would overturn it; else, and the second time, the verdict. Where phases are short, a second round would not
+    /// end in the phase in which it began.
     fn next_round(&mut self, facts: &PeriodFacts, trial: &Trial) -> Decision {
         let mut close = if trial.long || self.is_restless(facts.now_ns) {
             Vec::new()
         } else {
             choose::close_to_best(&self.config, &trial.measured)
         };
+        close.extend(self.overturned(trial).filter(|arm| !close.is_empty() && !close.contains(arm)));
         if close.len() < 2 {
             return self.conclude(facts, &trial.measured);
         }
         // The arm in force needs no change; of the others the wide ones come first.
-        close.sort_by_key(|&arm| (arm != self.arm, arm.is_narrow()));
+        close.sort_by_key(|&arm| (arm != self.arm, arm.keeps_together()));
         close.reverse();
         let next = close.pop().unwrap_or(self.arm);
         self.try_next(next, Trial { pending: Some(close), long: true, ..Trial::default() })
     }
 
+    /// The arm that was in force before the trial, if it had stood for a while: a moment in which the program or the
+    /// host paused must not undo that. Groups always count as such.
+    fn overturned(&self, trial: &Trial) -> Option<Arm> {
+        let (before, _) = *trial.measured.first()?;
+        (before == Arm::Grouped || self.hold_ns > HOLD_NS.0).then_some(before)
+    }
+
     /// Applies the next arm of a trial.
     fn try_next(&mut self, arm: Arm, trial: Trial) -> Decision {
-        let was_narrow = self.arm.is_narrow();
+        self.state = State::Trying(Trial { step: Step::Settle, ..trial });
+        self.change_to(arm, SETTLE_NS, Reason::Settling)
+    }
+
+    /// Puts another arm in force. Threads that were kept together and no longer are, are pulled apart.
+    fn change_to(&mut self, arm: Arm, next_period_ns: u64, why: Reason) -> Decision {
+        let spread = self.arm.keeps_together() && !arm.keeps_together();
         self.arm = arm;
-        self.state = State::Trying(trial);
-        let mut decision = self.decide(SETTLE_NS, Wanted::Everything, Reason::Settling);
-        decision.spread = was_narrow && !self.arm.is_narrow();
-        decision
+        Decision { spread, ..self.decide(next_period_ns, Wanted::Everything, why) }
     }
 
     /// A closer look showed that there is nothing to compare the arm in force with.
@@ -385,63 +485,74 @@ impl Controller {
     /// All arms were measured: hold the best, or go back and leave the program alone for a while.
     fn conclude(&mut self, facts: &PeriodFacts, measured: &[(Arm, Rates)]) -> Decision {
         let winner = best(&self.config, measured, |_| true).unwrap_or(Arm::Base);
-        self.floor = best(&self.config, measured, |arm| !arm.is_narrow()).unwrap_or(self.floor);
+        self.floor = best(&self.config, measured, |arm| !arm.keeps_together()).unwrap_or(self.floor);
         let rates = measured.iter().find(|(arm, _)| *arm == winner).map(|(_, rates)| *rates);
-        self.learned = winner.is_narrow().then_some((winner, facts.now_ns));
+        self.learned = winner.keeps_together().then_some((winner, facts.now_ns));
         if winner == Arm::Base { self.back_off(facts.now_ns, rates) } else { self.enter_hold(winner, facts.now_ns) }
     }
 
     fn back_off(&mut self, now_ns: u64, at_verdict: Option<Rates>) -> Decision {
-        let was_narrow = self.arm.is_narrow();
-        self.arm = Arm::Base;
         self.state = State::Watching { calm: 0, quiet_until_ns: now_ns + self.hold_ns, at_verdict };
         self.hold_ns = (self.hold_ns * 2).min(HOLD_NS.1);
-        let mut decision = self.decide(PERIOD_NS, Wanted::Signals, Reason::NothingGained);
-        decision.spread = was_narrow;
-        decision
+        Decision { wanted: Wanted::Signals, ..self.change_to(Arm::Base, PERIOD_NS, Reason::NothingGained) }
     }
 
     fn enter_hold(&mut self, arm: Arm, now_ns: u64) -> Decision {
-        let was_narrow = self.arm.is_narrow();
-        self.arm = arm;
         self.state = State::holding(now_ns + self.hold_ns);
-        let mut decision = self.decide(PERIOD_NS, Wanted::Everything, Reason::Holding);
-        decision.spread = was_narrow && !arm.is_narrow();
-        decision
+        self.change_to(arm, PERIOD_NS, Reason::Holding)
     }
 
     /// While an arm is held: is the program still the one it was accepted for?
-    fn hold(
-        &mut self,
-        facts: &PeriodFacts,
-        rates: Rates,
-        first: bool,
-        accepted: Option<Rates>,
-        until_ns: u64,
-        changed: u32,
-    ) -> Decision {
-        let differs = accepted.is_some_and(|accepted| self.is_another_phase(&rates, &accepted));
-        if differs && self.is_crowded(&rates, accepted) {
+    fn hold(&mut self, facts: &PeriodFacts, rates: Rates, mut hold: Hold) -> Decision {
+        if let Some(window) = facts.pairs.as_ref().filter(|_| hold.looking) {
+            // What a period under observation shows is compared with nothing.
+            return self.look_after_groups(facts.now_ns, window, rates.cpu, hold);
+        }
+        let differs = hold.accepted.is_some_and(|accepted| self.is_another_phase(&rates, &accepted));
+        if differs && self.is_crowded(&rates, hold.accepted) {
             // A fall of hand-overs to few is clear at once; one to fewer may be a hiccup.
-            if changed > 0 || rates.handover_share(&self.config.prices) < FEW_HANDOVERS {
+            if hold.changed > 0 || rates.handover_share(&self.config.prices) < FEW_HANDOVERS {
                 return self.release(facts.now_ns);
             }
-            self.state = State::Holding { first: false, accepted, until_ns, changed: 1 };
+            self.state = State::Holding(Hold { first: false, changed: 1, looking: false, ..hold });
             return self.decide(CONFIRM_NS, Wanted::Handovers, Reason::Holding);
         }
-        if differs && let Some(arm) = self.remembered(facts.now_ns, &candidates(&self.config, self.arm, &rates)) {
+        if differs && let Some(arm) = self.remembered(facts.now_ns, &self.promising(self.arm, &rates)) {
             return self.go_back_to(arm, facts.now_ns);
         }
-        let changed = if differs { changed + 1 } else { 0 };
-        if changed >= LASTING || facts.now_ns >= until_ns {
-            self.hold_ns = if changed >= LASTING { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
+        hold.changed = if differs { hold.changed + 1 } else { 0 };
+        if hold.changed >= LASTING || facts.now_ns >= hold.until_ns {
+            self.hold_ns = if hold.changed >= LASTING { HOLD_NS.0 } else { (self.hold_ns * 2).min(HOLD_NS.1) };
             return self.look_again(facts.now_ns, rates);
         }
         // The first period of a hold told everything; what is compared from now on are signals.
-        let accepted = accepted.or((!first).then_some(rates));
-        self.state = State::Holding { first: false, accepted, until_ns, changed };
-        let wanted = if self.arm.is_narrow() { Wanted::Handovers } else { Wanted::Signals };
-        self.decide(self.period_ns(facts.now_ns), wanted, Reason::Holding)
+        hold.accepted = hold.accepted.or((!hold.first).then_some(rates));
+        hold.first = false;
+        self.keep(facts.now_ns, hold)
+    }
+
+    /// Holds on for another period.
+    fn keep(&mut self, now_ns: u64, hold: Hold) -> Decision {
+        let looking = self.arm == Arm::Grouped && now_ns >= self.looked_ns + LOOK_EVERY_NS;
+        self.state = State::Holding(Hold { looking, ..hold });
+        let (period_ns, wanted) = match self.arm {
+            _ if looking => (LOOK_NS, Wanted::Pairs),
+            arm if arm.keeps_together() => (self.period_ns(now_ns), Wanted::Handovers),
+            _ => (self.period_ns(now_ns), Wanted::Signals),
+        };
+        self.decide(period_ns, wanted, Reason::Holding)
+    }
+
+    /// Takes in who wakes whom by now: threads join the groups in force and leave them.
+    fn look_after_groups(&mut self, now_ns: u64, window: &WakeWindow, cpu_rate: f64, hold: Hold) -> Decision {
+        let before = self.colocation.groups().to_vec();
+        self.regroup(now_ns, window, cpu_rate);
+        if self.colocation.groups().is_empty() {
+            self.learned = None;
+            return self.release(now_ns);
+        }
+        let are_the_same = self.colocation.groups() == before;
+        self.keep(now_ns, if are_the_same { hold } else { Hold { accepted: None, changed: 0, ..hold } })
     }
 
     /// Whether `rates` look like another phase than `before`, both under the arm in force. Where such changes proved to
@@ -452,15 +563,19 @@ impl Controller {
 
     /// Whether threads that used to hand over to each other now fill the few vCPUs they have.
     fn is_crowded(&self, rates: &Rates, accepted: Option<Rates>) -> bool {
-        let Arm::Narrow { vcpus } = self.arm else { return false };
-        rates.is_crowded(accepted.as_ref(), f64::from(vcpus))
+        let vcpus = match self.arm {
+            Arm::Narrow { vcpus } => f64::from(vcpus),
+            Arm::Grouped => self.colocation.seats().len() as f64,
+            Arm::Base | Arm::Awake | Arm::Poll => return false,
+        };
+        rates.is_crowded(accepted.as_ref(), vcpus)
     }
 
     /// Long periods for what has stood for long, short ones where the next phase is near.
     fn period_ns(&self, now_ns: u64) -> u64 {
         if self.hold_ns > 2 * HOLD_NS.0 {
             CALM_PERIOD_NS
-        } else if !self.arm.is_narrow() && self.is_restless(now_ns) {
+        } else if !self.arm.keeps_together() && self.is_restless(now_ns) {
             CONFIRM_NS
         } else {
             PERIOD_NS
@@ -476,14 +591,11 @@ impl Controller {
     fn release(&mut self, now_ns: u64) -> Decision {
         self.hold_ns = HOLD_NS.0;
         self.phase_changed_ns = Some(now_ns);
-        self.arm = self.floor;
         self.state = match self.floor {
             Arm::Base => State::watching(0),
             _ => State::holding(now_ns + self.hold_ns),
         };
-        let mut decision = self.decide(PERIOD_NS, Wanted::Everything, Reason::PhaseChanged);
-        decision.spread = true;
-        decision
+        self.change_to(self.floor, PERIOD_NS, Reason::PhaseChanged)
     }
 
     /// A verdict has stood long enough: measure again, if there is something to compare it with.
@@ -494,11 +606,15 @@ impl Controller {
     /// What may be better than the arm in force, under which the program has these rates; the first to be tried last.
     fn alternatives(&self, rates: &Rates) -> Vec<Arm> {
         let mut arms = match self.arm {
-            Arm::Narrow { vcpus } => choose::instead_of_narrow(&self.config, vcpus, self.floor, rates),
+            Arm::Narrow { .. } | Arm::Grouped => instead_of_together(&self.config, self.arm, self.floor, rates),
             // Pause loops hide what the program would do without them.
             Arm::Awake => vec![Arm::Base],
             arm => candidates(&self.config, arm, rates),
         };
+        if self.unseen && self.arm != Arm::Base && !arms.contains(&Arm::Base) {
+            // There it can be looked who wakes whom.
+            arms.insert(0, Arm::Base);
+        }
         arms.reverse();
         arms
     }
@@ -506,12 +622,13 @@ impl Controller {
     fn decide(&self, next_period_ns: u64, wanted: Wanted, why: Reason) -> Decision {
         let config = &self.config;
         let (active, idle) = match self.arm {
-            Arm::Base => (config.allowed, IdleMode::Untouched),
+            Arm::Base | Arm::Grouped => (config.allowed, IdleMode::Untouched),
             Arm::Narrow { vcpus } => (choose::vcpus(config, vcpus), IdleMode::Untouched),
             Arm::Awake => (config.allowed, IdleMode::Awake),
             Arm::Poll => (config.allowed, IdleMode::Poll { limit_ns: choose::POLL_LIMIT_NS }),
         };
-        Decision { active, groups: Vec::new(), idle, spread: false, next_period_ns, wanted, why }
+        let groups = if self.arm == Arm::Grouped { self.colocation.groups().to_vec() } else { Vec::new() };
+        Decision { active, groups, idle, spread: false, next_period_ns, wanted, why }
     }
 }
 
@@ -521,6 +638,6 @@ impl State {
     }
 
     fn holding(until_ns: u64) -> Self {
-        Self::Holding { first: true, accepted: None, until_ns, changed: 0 }
+        Self::Holding(Hold { first: true, accepted: None, until_ns, changed: 0, looking: false })
     }
 }

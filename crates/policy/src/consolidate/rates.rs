@@ -84,50 +84,44 @@ impl Rates {
             && calls > IO_CALLS_PER_SWITCH * self.switches.unwrap_or(f64::INFINITY)
     }
 
-    /// What waking costs a second under `arm`, in nanoseconds: each wake-up at the price of the state its vCPU was in.
-    fn waking_ns(&self, arm: Arm, prices: &Prices) -> f64 {
+    /// What waking costs a second under `arm`, in nanoseconds: each wake-up at the price of the state its vCPU was in. A
+    /// switch-in that no idle vCPU took in met one that was awake, or was no wake-up at all: it is not charged, and on few
+    /// vCPUs nothing else is. Groups are made of such wake-ups; `beside_groups` all arms are charged for them alike.
+    fn waking_ns(&self, arm: Arm, prices: &Prices, beside_groups: bool) -> f64 {
+        let switches = self.switches.unwrap_or(0.0);
+        let polled_ns = prices.wake_same_cpu_ns + prices.handover_lines_ns;
+        let idle_ns = || self.halts * prices.wake_halted_ns + self.polls * polled_ns;
         match arm {
-            Arm::Narrow { .. } => self.switches.unwrap_or(0.0) * prices.wake_same_cpu_ns,
-            Arm::Awake => self.switches.unwrap_or(0.0) * prices.wake_awake_ns,
-            Arm::Base | Arm::Poll => {
-                let polled_ns = prices.wake_same_cpu_ns + prices.handover_lines_ns;
-                self.halts * prices.wake_halted_ns + self.polls * polled_ns
-            }
+            Arm::Awake => switches * prices.wake_awake_ns,
+            _ if beside_groups => idle_ns() + self.found_awake() * prices.wake_same_cpu_ns,
+            Arm::Narrow { .. } => switches * prices.wake_same_cpu_ns,
+            Arm::Base | Arm::Poll | Arm::Grouped => idle_ns(),
         }
     }
 
-    /// The same as a share of the CPU time; above 1 where waking costs the program less than the probe.
-    fn waking_share(&self, arm: Arm, prices: &Prices) -> f64 {
-        self.waking_ns(arm, prices) / 1e9 / self.cpu.max(0.01)
+    /// Switch-ins that no idle vCPU took in.
+    fn found_awake(&self) -> f64 {
+        (self.switches.unwrap_or(0.0) - self.halts - self.polls).max(0.0)
     }
 
-    /// The least and the most CPU time, in nanoseconds, that may lie between two hand-overs under `arm` besides waking.
-    fn work_per_handover_ns(&self, arm: Arm, prices: &Prices) -> Option<(f64, f64)> {
-        let switches = self.switches.filter(|&switches| switches >= 1.0)?;
-        let waking_ns = self.waking_ns(arm, prices) / switches;
-        let work_ns = self.cpu * 1e9 / switches - waking_ns;
-        let error_ns = PRICE_ERROR * waking_ns + SPIN_NS + PACE_ERROR * work_ns.max(0.0);
-        Some((work_ns - error_ns, work_ns + error_ns))
-    }
-
-    /// CPU rate less what waking costs under `arm`: an estimate of work done.
-    fn work(&self, arm: Arm, prices: &Prices) -> f64 {
-        (self.cpu - self.waking_ns(arm, prices) / 1e9).max(0.01)
+    /// What waking costs as a share of the CPU time; above 1 where it costs the program less than the probe.
+    pub fn waking_share(&self, arm: Arm, prices: &Prices, beside_groups: bool) -> f64 {
+        self.waking_ns(arm, prices, beside_groups) / 1e9 / self.cpu.max(0.01)
     }
 
     /// How long a thread waits from being woken until it runs under `arm`, on average, in nanoseconds: the wake-up
     /// itself, and the wait behind others. `None` where nobody was switched in.
     fn delay_ns(&self, arm: Arm, prices: &Prices) -> Option<f64> {
         let switches = self.switches.filter(|&switches| switches >= 1.0)?;
-        // Whom no idle vCPU took in found one awake; under pause loops that is everybody, and is priced already.
-        let found_awake = if arm == Arm::Awake { 0.0 } else { (switches - self.halts - self.polls).max(0.0) };
-        let waking_ns = self.waking_ns(arm, prices) + found_awake * prices.wake_awake_ns;
+        // Under pause loops everybody found a vCPU awake, and is priced already.
+        let found_awake = if arm == Arm::Awake { 0.0 } else { self.found_awake() };
+        let waking_ns = self.waking_ns(arm, prices, false) + found_awake * prices.wake_awake_ns;
         Some(((waking_ns + self.waiting? * 1e9) / switches).max(1.0))
     }
 
     /// Share of the CPU time that hand-overs take, each at the price of waking on the same vCPU.
     pub fn handover_share(&self, prices: &Prices) -> f64 {
-        self.waking_share(Arm::Narrow { vcpus: 1 }, prices)
+        self.waking_share(Arm::Narrow { vcpus: 1 }, prices, false)
     }
 
     /// Whether threads that handed over to each other as `accepted` says now fill the `vcpus` they have.
@@ -138,13 +132,13 @@ impl Rates {
     }
 
     /// Whether one of the two, both under `arm`, looks like another phase of the program: much more or much less CPU
-    /// time or hand-overs. On few vCPUs hand-overs show as switches, on many as idle entries.
+    /// time or hand-overs. Among threads kept together hand-overs show as switches, else as idle entries.
     pub fn differs_from(&self, other: &Self, arm: Arm, factor: f64) -> bool {
         let apart = |a: f64, b: f64, floor: f64| {
             let (a, b) = (a.max(floor), b.max(floor));
             a > b * factor || b > a * factor
         };
-        let handovers = |rates: &Self| match (arm.is_narrow(), rates.switches) {
+        let handovers = |rates: &Self| match (arm.keeps_together(), rates.switches) {
             (true, Some(switches)) => switches,
             _ => rates.halts + rates.polls,
         };
@@ -168,42 +162,84 @@ pub enum Yardstick {
     Delay,
 }
 
-/// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that calls
-/// follow the work; else hand-overs, where each may carry the same work, and no arm does two things at once or one shows
-/// that the program does nothing else (what it does at once is to spin); else an estimate of work. Whoever wants short
-/// waits has them measured, where they can be.
-pub fn yardstick(objective: Objective, measured: &[(Arm, Rates)], prices: &Prices) -> Yardstick {
-    let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
-    let hands_over_only = || measured.iter().any(|(arm, rates)| rates.waking_share(*arm, prices) > NOTHING_ELSE);
-    if objective == Objective::Tail && measured.iter().all(|(arm, rates)| rates.delay_ns(*arm, prices).is_some()) {
-        Yardstick::Delay
-    } else if all(Rates::has_metric) {
-        Yardstick::Metric
-    } else if all(Rates::does_io) {
-        Yardstick::IoBytes
-    } else if (all(|rates| rates.cpu <= SEQUENTIAL) || hands_over_only()) && handovers_carry_alike(measured, prices) {
-        Yardstick::Handovers
-    } else {
-        Yardstick::Work
+/// How the arms of a trial are compared: by which count, and at which prices.
+#[derive(Debug)]
+pub struct Scale<'a> {
+    /// The count.
+    pub yardstick: Yardstick,
+    prices: &'a Prices,
+    /// Whether groups are among the arms.
+    beside_groups: bool,
+}
+
+impl<'a> Scale<'a> {
+    /// The scale that suits all of `measured`.
+    pub fn of(objective: Objective, measured: &[(Arm, Rates)], prices: &'a Prices) -> Self {
+        let beside_groups = measured.iter().any(|(arm, _)| *arm == Arm::Grouped);
+        let scale = Self { yardstick: Yardstick::Work, prices, beside_groups };
+        Self { yardstick: scale.most_trustworthy(objective, measured), ..scale }
     }
-}
 
-/// Whether a hand-over may stand for the same work in all arms: where a queue fills up, one carries more.
-fn handovers_carry_alike(measured: &[(Arm, Rates)], prices: &Prices) -> bool {
-    let each = || measured.iter().map(|(arm, rates)| rates.work_per_handover_ns(*arm, prices));
-    let least = each().try_fold(f64::MIN, |least, range| Some(least.max(range?.0)));
-    let most = each().try_fold(f64::MAX, |most, range| Some(most.min(range?.1)));
-    least.zip(most).is_some_and(|(least, most)| least <= most)
-}
+    /// The most trustworthy count that all stretches have: the program's own; else bytes, where every arm shows that
+    /// calls follow the work; else hand-overs, where each may carry the same work, and no arm does two things at once or
+    /// one shows that the program does nothing else (what it does at once is to spin); else an estimate of work. Whoever
+    /// wants short waits has them measured, where they can be.
+    fn most_trustworthy(&self, objective: Objective, measured: &[(Arm, Rates)]) -> Yardstick {
+        let all = |has: fn(&Rates) -> bool| measured.iter().all(|(_, rates)| has(rates));
+        if objective == Objective::Tail
+            && measured.iter().all(|(arm, rates)| rates.delay_ns(*arm, self.prices).is_some())
+        {
+            Yardstick::Delay
+        } else if all(Rates::has_metric) {
+            Yardstick::Metric
+        } else if all(Rates::does_io) {
+            Yardstick::IoBytes
+        } else if (all(|rates| rates.cpu <= SEQUENTIAL) || self.hands_over_only(measured))
+            && self.handovers_carry_alike(measured)
+        {
+            Yardstick::Handovers
+        } else {
+            Yardstick::Work
+        }
+    }
 
-/// How good a stretch was, by a yardstick: work per second, or how short waits were; comparable between stretches of one
-/// program only.
-pub fn score(yardstick: Yardstick, arm: Arm, rates: &Rates, prices: &Prices) -> f64 {
-    match yardstick {
-        Yardstick::Metric => rates.metric.unwrap_or(0.0),
-        Yardstick::IoBytes => rates.io_bytes.unwrap_or(0.0),
-        Yardstick::Handovers => rates.switches.unwrap_or(0.0),
-        Yardstick::Work => rates.work(arm, prices),
-        Yardstick::Delay => rates.delay_ns(arm, prices).map_or(0.0, f64::recip),
+    fn hands_over_only(&self, measured: &[(Arm, Rates)]) -> bool {
+        let share = |(arm, rates): &(Arm, Rates)| rates.waking_share(*arm, self.prices, self.beside_groups);
+        measured.iter().any(|arm| share(arm) > NOTHING_ELSE)
+    }
+
+    /// Whether a hand-over may stand for the same work in all arms: where a queue fills up, one carries more.
+    fn handovers_carry_alike(&self, measured: &[(Arm, Rates)]) -> bool {
+        let each = || measured.iter().map(|(arm, rates)| self.work_per_handover_ns(*arm, rates));
+        let least = each().try_fold(f64::MIN, |least, range| Some(least.max(range?.0)));
+        let most = each().try_fold(f64::MAX, |most, range| Some(most.min(range?.1)));
+        least.zip(most).is_some_and(|(least, most)| least <= most)
+    }
+
+    /// The least and the most CPU time, in nanoseconds, that may lie between two hand-overs under `arm` besides waking.
+    fn work_per_handover_ns(&self, arm: Arm, rates: &Rates) -> Option<(f64, f64)> {
+        let switches = rates.switches.filter(|&switches| switches >= 1.0)?;
+        let waking_ns = self.waking_ns(arm, rates) / switches;
+        let rest_ns = rates.cpu * 1e9 / switches - waking_ns;
+        // Less than nothing: in this program waking takes less CPU time than it does the probe.
+        let work_ns = if self.beside_groups { rest_ns.max(0.0) } else { rest_ns };
+        let error_ns = PRICE_ERROR * waking_ns + SPIN_NS + PACE_ERROR * work_ns.max(0.0);
+        Some((work_ns - error_ns, work_ns + error_ns))
+    }
+
+    fn waking_ns(&self, arm: Arm, rates: &Rates) -> f64 {
+        rates.waking_ns(arm, self.prices, self.beside_groups)
+    }
+
+    /// How good a stretch was: work per second, or how short waits were; comparable between stretches of one program
+    /// only. An estimate of work is the CPU rate less what waking costs.
+    pub fn score(&self, arm: Arm, rates: &Rates) -> f64 {
+        match self.yardstick {
+            Yardstick::Metric => rates.metric.unwrap_or(0.0),
+            Yardstick::IoBytes => rates.io_bytes.unwrap_or(0.0),
+            Yardstick::Handovers => rates.switches.unwrap_or(0.0),
+            Yardstick::Work => (rates.cpu - self.waking_ns(arm, rates) / 1e9).max(0.01),
+            Yardstick::Delay => rates.delay_ns(arm, self.prices).map_or(0.0, f64::recip),
+        }
     }
 }

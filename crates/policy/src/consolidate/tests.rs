@@ -1,5 +1,7 @@
 //! The controller against small worlds: programs whose facts follow from the setting they run in.
 
+mod groups;
+
 use super::*;
 use proptest::prelude::*;
 
@@ -36,7 +38,9 @@ const CROWDED: Behaviour =
 /// Redis with one client, about as `muster run --trace` showed it on a 2-vCPU guest: default, on one vCPU, polling, kept awake.
 fn redis(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Base => Behaviour { cpu: 0.80, halts: 21e3, polls: 0.0, switches: 23e3, io_calls: 23e3, metric: None },
+        Arm::Base | Arm::Grouped => {
+            Behaviour { cpu: 0.80, halts: 21e3, polls: 0.0, switches: 23e3, io_calls: 23e3, metric: None }
+        }
         Arm::Narrow { .. } => {
             Behaviour { cpu: 1.0, halts: 300.0, polls: 0.0, switches: 80e3, io_calls: 80e3, metric: None }
         }
@@ -62,7 +66,9 @@ fn pipe(arm: Arm) -> Behaviour {
 /// Java's SynchronousQueue, whose threads spin before they block, as a trace on a 2-vCPU guest showed it.
 fn spinning_queue(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Base => Behaviour { cpu: 1.1, halts: 20e3, polls: 0.0, switches: 90e3, io_calls: 0.0, metric: None },
+        Arm::Base | Arm::Grouped => {
+            Behaviour { cpu: 1.1, halts: 20e3, polls: 0.0, switches: 90e3, io_calls: 0.0, metric: None }
+        }
         Arm::Narrow { .. } => {
             Behaviour { cpu: 0.98, halts: 300.0, polls: 0.0, switches: 648e3, io_calls: 0.0, metric: None }
         }
@@ -74,7 +80,9 @@ fn spinning_queue(arm: Arm) -> Behaviour {
 /// A pipeline whose queue holds 64 items: hand-overs carry more items the more both sides run at once.
 fn batching_pipeline(arm: Arm) -> Behaviour {
     match arm {
-        Arm::Base => Behaviour { cpu: 0.7, halts: 64e3, polls: 0.0, switches: 64e3, io_calls: 0.0, metric: None },
+        Arm::Base | Arm::Grouped => {
+            Behaviour { cpu: 0.7, halts: 64e3, polls: 0.0, switches: 64e3, io_calls: 0.0, metric: None }
+        }
         Arm::Narrow { .. } => {
             Behaviour { cpu: 1.0, halts: 100.0, polls: 0.0, switches: 385e3, io_calls: 0.0, metric: None }
         }
@@ -94,7 +102,9 @@ fn hand_overs_of_batches_are_no_measure() {
 fn a_pipeline_that_looks_sequential_on_a_guest_that_polls_is_left_there() {
     let mut world = World::new(Config { guest_halt_poll_ns: 200_000, ..config(Objective::Speed, true) });
     let pipeline = |arm| match arm {
-        Arm::Base => Behaviour { cpu: 1.1, halts: 200.0, polls: 105e3, switches: 107e3, io_calls: 0.0, metric: None },
+        Arm::Base | Arm::Grouped => {
+            Behaviour { cpu: 1.1, halts: 200.0, polls: 105e3, switches: 107e3, io_calls: 0.0, metric: None }
+        }
         _ => batching_pipeline(arm),
     };
     world.live(5 * SECOND_NS, pipeline);
@@ -153,6 +163,21 @@ fn a_hand_over_between_vcpus_that_poll_moves_lines() {
     let mut world = World::new(Config { guest_halt_poll_ns: 200_000, prices, ..config(Objective::Speed, true) });
     world.live(5 * SECOND_NS, queue);
     assert!(world.share_of(Arm::is_narrow) > 0.95, "{:?}", world.arm());
+}
+
+#[test]
+fn a_pause_does_not_overturn_what_has_stood() {
+    let mut world = World::new(config(Objective::Speed, false));
+    world.live(SECOND_NS, redis);
+    while world.decision.why != Reason::Measuring {
+        world.live(1, redis);
+    }
+    // One period, in which hardly anybody hands over.
+    world.live(1, |arm| Behaviour { switches: 2e3, io_calls: 2e3, ..redis(arm) });
+    let before = world.time_by_arm_ns.len();
+    world.live(SECOND_NS, redis);
+    world.time_by_arm_ns.drain(..before);
+    assert!(world.share_of(Arm::is_narrow) > 0.9, "{:?}", world.arm());
 }
 
 #[test]
