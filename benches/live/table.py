@@ -28,6 +28,23 @@ def render(results: dict, suite: dict[str, Program]) -> str:
     return head + layout([columns] + rows) + (verdicts(columns, rows) if "auto" in arms else "")
 
 
+def markdown(results: dict, suite: dict[str, Program]) -> str:
+    """The same for a document: one line a program, **short** where a requirement is missed and the spread is no excuse."""
+    arms = [arm for arm in next(iter(results["programs"].values())) if arm not in ("default", "auto")]
+    lines = [["program", *arms, "auto", "CPU auto", "auto / best", "auto / default"]]
+    for name, runs in results["programs"].items():
+        program = suite[name]
+        speeds = {arm: [speed(program, run) for run in runs[arm]] for arm in runs}
+        costs = {arm: [cost(program, run) for run in runs[arm]] for arm in runs}
+        relative = [f"{statistics_of(speeds['default'], speeds[arm]).value:.2f}" for arm in (*arms, "auto")]
+        best, to_best, to_default, verdict, harm, *_ = judge(program, speeds, costs, results["settings"]["objective"])
+        mark = {"ok": "", "wide": " wide", "FAIL": " **short**"}
+        cpu = statistics_of(costs["default"], costs["auto"]).value
+        lines.append([name, *relative, f"{cpu:.2f}", f"{to_best} ({best}){mark[verdict]}", f"{to_default}{mark[harm]}"])
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def row(program: Program, runs: dict, arms: list[str], objective: str) -> list[str]:
     speeds = {arm: [speed(program, run) for run in runs[arm]] for arm in runs}
     costs = {arm: [cost(program, run) for run in runs[arm]] for arm in runs}

@@ -73,6 +73,36 @@ pub struct HomeCheck {
     pub error: f64,
     /// The error up to which the projection is told.
     pub allowed: f64,
+    /// Hand-overs; `None` where they were not counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub handovers: Option<HandoverCheck>,
+}
+
+/// How often threads were switched in, as it was seen and as it was simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct HandoverCheck {
+    /// Switch-ins per second: the mean, and the least and the most that a stretch of the recorded phase showed.
+    pub seen_per_s: Range,
+    /// Simulated.
+    pub simulated_per_s: f64,
+    /// How far that is outside the range seen, as a factor less 1.
+    pub error: f64,
+    /// The error up to which the projection is told.
+    pub allowed: f64,
+}
+
+impl HandoverCheck {
+    /// Whether the recording hands over as often as the program did.
+    pub fn passes(&self) -> bool {
+        self.error <= self.allowed
+    }
+}
+
+impl HomeCheck {
+    /// Whether the recording behaves as the program did.
+    pub fn passes(&self) -> bool {
+        self.error <= self.allowed && self.handovers.is_none_or(|handovers| handovers.passes())
+    }
 }
 
 /// A value as it was seen and as it was simulated.

@@ -167,5 +167,6 @@ fn replays(file: &Path) {
     let mut controller = Controller::new(config);
     for (index, step) in steps.iter().enumerate() {
         assert_eq!(controller.step(&step.facts), step.decision, "{}: period {index}", file.display());
+        assert_eq!(controller.verdict(), step.verdict.as_ref(), "{}: period {index}", file.display());
     }
 }

@@ -251,7 +251,12 @@ pub(crate) mod tests {
             allowed: CpuSet::first(2),
             own_ns: 5_000_000,
             usage: Usage { cpu_ns: 700_000_000, user_ns: 40_000_000, minor_faults: 300, refaults: 0 },
-            periods: vec![Period { facts, looks: Looks { looks: 100, none: 0, several: 10 }, threads: Vec::new() }],
+            periods: vec![Period {
+                facts,
+                looks: Looks { looks: 100, none: 0, several: 10 },
+                minor_faults: 0,
+                threads: Vec::new(),
+            }],
             unfinished: None,
             counters: Counters {
                 interrupts: Some(Interrupts { reschedule: 100, call: 30_100, tlb: 20, timer: 250 }),

@@ -52,6 +52,8 @@ pub struct Period {
     pub facts: PeriodFacts,
     /// How often threads were found runnable.
     pub looks: Looks,
+    /// Minor page faults.
+    pub minor_faults: u64,
     /// What each thread did, where schedstat is there; of ended threads the busiest, as last seen.
     pub threads: Vec<ThreadFacts>,
 }
@@ -227,6 +229,7 @@ impl Watcher {
         Period {
             facts: PeriodFacts { cpu_ns: used.cpu_ns, user_ns: Some(used.user_ns), ..facts },
             looks: looks.since(&since),
+            minor_faults: used.minor_faults,
             threads: since_before(threads, &before),
         }
     }
@@ -237,7 +240,7 @@ impl Watcher {
         let is_alive = self.sampler.tree().is_alive();
         let rest = self.period();
         // What an ended program used since its last period is not known before it is waited for.
-        let unfinished = (!is_alive).then(|| rest.clone());
+        let unfinished = (!is_alive).then(|| Period { facts: uncounted(&rest.facts), ..rest.clone() });
         self.periods.extend(is_alive.then_some(rest));
         let counters = Counters::read(&self.allowed).since(&before.counters);
         let mut observation = Observation {
@@ -257,6 +260,11 @@ impl Watcher {
         observation.name_channels();
         observation
     }
+}
+
+/// A period without what is read from each process and thread: of ended ones that is lost.
+fn uncounted(facts: &PeriodFacts) -> PeriodFacts {
+    PeriodFacts { switches: None, waiting_ns: None, io_calls: None, io_bytes: None, ..facts.clone() }
 }
 
 /// What each thread did since `before`; both ascending by thread.
@@ -282,7 +290,9 @@ impl Observation {
         let user_ns = rest(charged.user_ns, |facts| facts.user_ns.unwrap_or(0));
         let cpu_ns = rest(charged.cpu_ns, |facts| facts.cpu_ns);
         let facts = PeriodFacts { cpu_ns, user_ns: Some(user_ns.min(cpu_ns)), ..last.facts };
-        self.periods.push(Period { facts, ..last });
+        let faults_before: u64 = self.periods.iter().map(|period| period.minor_faults).sum();
+        let minor_faults = charged.minor_faults.saturating_sub(faults_before);
+        self.periods.push(Period { facts, minor_faults, ..last });
     }
 
     /// What happened, period by period.
@@ -292,7 +302,7 @@ impl Observation {
 
     /// Sums a count over all periods; `None` where no period has it.
     pub fn sum(&self, count: impl Fn(&PeriodFacts) -> Option<u64>) -> Option<u64> {
-        self.facts().map(count).sum::<Option<u64>>().filter(|_| !self.periods.is_empty())
+        self.facts().filter_map(count).reduce(|sum, more| sum + more)
     }
 
     /// How many nanoseconds all periods are long together.
@@ -425,8 +435,16 @@ mod tests {
         let before = Before::read(None);
         let script = "for i in 1 2 3; do (i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done); done";
         let mut child = Command::new("sh").args(["-c", script]).spawn().unwrap();
-        let seen = watch(child.id(), true, before, &options(&stop, None)).unwrap();
+        let mut seen = watch(child.id(), true, before, &options(&stop, None)).unwrap();
         child.wait().unwrap();
+        seen.charge(Usage { minor_faults: seen.usage.minor_faults + 7, ..seen.usage });
+        let last = seen.periods.last().unwrap();
+        assert_eq!(
+            (last.facts.switches, last.facts.io_calls),
+            (None, None),
+            "what an ended program did is lost, not 0"
+        );
+        assert!(last.minor_faults >= 7, "what no period holds belongs to the last: {last:?}");
         assert!(seen.wall_ns > 0 && !seen.allowed.is_empty(), "{seen:?}");
         assert!(seen.usage.cpu_ns > 0 || seen.periods.is_empty(), "{seen:?}");
         let of_threads: u64 = seen.periods.iter().flat_map(|period| &period.threads).map(|thread| thread.cpu_ns).sum();

@@ -179,7 +179,7 @@ fn consolidate(situation: &Situation) -> Prediction {
     let Some(gain) = consolidation_gain_over(situation.periods, &prices) else {
         return silent(
             "consolidate",
-            "its threads block each other while all vCPUs are busy: idle signals cannot tell whether fewer vCPUs would help; `muster compare` can",
+            "all vCPUs are busy, and its threads block each other, or are in the kernel for longer than what is seen of them explains: they may contend for a lock, and nothing tells whether fewer vCPUs would help; `muster compare` can",
         );
     };
     let on = if gain.vcpus == 1 { "one vCPU".to_owned() } else { format!("{} vCPUs", gain.vcpus) };
@@ -450,6 +450,9 @@ mod tests {
             blocks_per_s: Some(halts_per_s),
             waiting_rate: Some(0.0),
             outside: None,
+            io_calls_per_s: None,
+            io_bytes_per_s: None,
+            faults_per_s: None,
         }
     }
 
@@ -519,7 +522,7 @@ mod tests {
         let periods = [(1.0, contended)];
         let advice = advise(&situation(&periods));
         let prediction = of(&advice, "consolidate");
-        assert!(prediction.speed.is_none() && prediction.because.contains("block each other"), "{prediction:?}");
+        assert!(prediction.speed.is_none() && prediction.because.contains("contend for a lock"), "{prediction:?}");
         let unpriced = advise(&Situation { prices: None, ..situation(&periods) });
         assert!(of(&unpriced, "awake").because.contains("muster probe"));
         let nothing = advise(&situation(&[]));

@@ -36,6 +36,12 @@ pub struct WakeSignals {
     pub waiting_rate: Option<f64>,
     /// Share of the time, 0 to 1, in which no thread of the program ran or was being woken, where that was seen.
     pub outside: Option<f64>,
+    /// Read and write system calls per second.
+    pub io_calls_per_s: Option<f64>,
+    /// Bytes per second that those calls moved.
+    pub io_bytes_per_s: Option<f64>,
+    /// Minor page faults per second.
+    pub faults_per_s: Option<f64>,
 }
 
 impl WakeSignals {
@@ -52,7 +58,15 @@ impl WakeSignals {
             blocks_per_s: facts.switches.map(|switches| facts.per_second(switches)),
             waiting_rate: facts.waiting_ns.map(rate),
             outside: None,
+            io_calls_per_s: facts.io_calls.map(|calls| facts.per_second(calls)),
+            io_bytes_per_s: facts.io_bytes.map(|bytes| facts.per_second(bytes)),
+            faults_per_s: None,
         })
+    }
+
+    /// Whether the program takes all its vCPUs.
+    fn is_saturated(&self) -> bool {
+        self.cpu_rate > SATURATED * f64::from(self.vcpus)
     }
 }
 
@@ -70,7 +84,7 @@ pub struct Gain {
 /// The CPU time that one halt costs the guest, in wake-up latencies, and how far that is off: the waker's exit to send
 /// the IPI, the way out of the idle loop on the other side and both context switches, less the time in which neither
 /// side's guest code runs.
-const HALT_COST: Range = Range { low: 0.8, value: 1.0, high: 1.2 };
+pub const HALT_COST: Range = Range { low: 0.8, value: 1.0, high: 1.2 };
 
 /// A wake-up of a halted vCPU takes up to this many measured latencies in a program with a life of its own: its caches
 /// are colder than the probe's, and the host may have stopped polling.
@@ -83,8 +97,16 @@ const CROWDED: f64 = 0.5;
 /// `outside` is seen in some hundred looks; it is off by this much at most.
 const OUTSIDE_ERROR: f64 = 0.05;
 
-/// Blocks per CPU second from which a program whose vCPUs hardly ever halt is one of threads that block each other.
+/// Blocks per CPU second, beyond those that wait for input and output, from which a program whose vCPUs hardly ever halt
+/// is one of threads that block each other.
 const CONTENDED_BLOCKS: f64 = 2_000.0;
+/// A block, a read or write call or a page fault takes less kernel time than this, besides the bytes it moves: up to 20 us
+/// were measured in the programs of benches/live, and 110 us and more per event in programs that contend.
+const EVENT_NS: f64 = 60_000.0;
+/// A byte read or written takes less kernel time than this.
+const BYTE_NS: f64 = 1.0;
+/// A smaller share of the CPU time in the kernel cannot hide much.
+const KERNEL_SHARE: f64 = 0.1;
 
 /// What consolidating the program's threads onto fewer vCPUs would do; `None` where the signals cannot tell: with one
 /// vCPU, with signals that are no numbers, and where [`hides_contention`].
@@ -96,24 +118,64 @@ pub fn consolidation_gain(signals: &WakeSignals, prices: &Prices) -> Option<Gain
 /// the time cannot be judged.
 pub fn consolidation_gain_over(periods: &[(f64, WakeSignals)], prices: &Prices) -> Option<Gain> {
     let most = periods.iter().map(|(_, signals)| signals.vcpus).max()?;
+    let contends = saturated_mean(periods).is_some_and(|mean| hides_contention(&mean));
     let gain = |vcpus| {
         let outcome = |signals: &WakeSignals| {
-            (signals.is_sane() && !hides_contention(signals)).then(|| consolidated(signals, prices, vcpus))
+            let can_tell = signals.is_sane() && !(contends && signals.is_saturated());
+            can_tell.then(|| consolidated(signals, prices, vcpus))
         };
         Some(Gain { vcpus, ..over(periods, outcome)? })
     };
     (1..most).filter_map(gain).max_by(|a, b| a.speed.value.total_cmp(&b.speed.value))
 }
 
-/// Whether the program takes all its vCPUs, hardly ever lets one halt, and yet its threads block thousands of times a
-/// second: they may gain from fewer vCPUs (less contention) or lose (less work at a time), and no idle signal tells
-/// which (of two vCPUs, sysbench mutex is faster on one, stress-ng futex slower).
+/// The mean over the time in which the program takes all its vCPUs and its blocks are counted; `None` if there is none.
+/// The kernel splits CPU time by its ticks, so that one period says little about that.
+fn saturated_mean(periods: &[(f64, WakeSignals)]) -> Option<WakeSignals> {
+    let saturated = || periods.iter().filter(|(_, signals)| signals.is_saturated() && signals.blocks_per_s.is_some());
+    let all: f64 = saturated().map(|(length, _)| length).sum();
+    let optional = |rate: fn(&WakeSignals) -> Option<f64>| {
+        saturated().map(|(length, signals)| Some(length * rate(signals)? / all)).sum::<Option<f64>>()
+    };
+    let mean = |rate: fn(&WakeSignals) -> f64| saturated().map(|(length, signals)| length * rate(signals) / all).sum();
+    Some(WakeSignals {
+        vcpus: saturated().map(|(_, signals)| signals.vcpus).max()?,
+        cpu_rate: mean(|signals| signals.cpu_rate),
+        user_rate: optional(|signals| signals.user_rate),
+        halts_per_s: mean(|signals| signals.halts_per_s),
+        polling_rate: mean(|signals| signals.polling_rate),
+        blocks_per_s: optional(|signals| signals.blocks_per_s),
+        waiting_rate: optional(|signals| signals.waiting_rate),
+        outside: optional(|signals| signals.outside),
+        io_calls_per_s: optional(|signals| signals.io_calls_per_s),
+        io_bytes_per_s: optional(|signals| signals.io_bytes_per_s),
+        faults_per_s: optional(|signals| signals.faults_per_s),
+    })
+}
+
+/// Whether a program that takes all its vCPUs may do so contending for a lock. Some such programs gain from fewer vCPUs
+/// (less contention), others lose (less work at a time), and no signal tells which: of two vCPUs, sysbench mutex is up to
+/// four times as fast on one, stress-ng futex less than half.
 pub fn hides_contention(signals: &WakeSignals) -> bool {
-    let halts_matter = signals.halts_per_s > 0.1 * signals.blocks_per_s.unwrap_or(0.0);
-    let saturated = signals.cpu_rate > SATURATED * f64::from(signals.vcpus);
+    signals.is_saturated() && (stays_in_kernel(signals) == Some(true) || block_each_other(signals))
+}
+
+/// Whether it is in the kernel for longer than what it is seen to do there explains; `None` where that is not seen.
+fn stays_in_kernel(signals: &WakeSignals) -> Option<bool> {
+    let kernel = signals.cpu_rate - signals.user_rate?;
+    let events = signals.blocks_per_s? + signals.io_calls_per_s? + signals.faults_per_s?;
+    let explained = (EVENT_NS * events + BYTE_NS * signals.io_bytes_per_s?) / 1e9;
+    Some(kernel > (KERNEL_SHARE * signals.cpu_rate).max(explained))
+}
+
+/// Whether its threads block thousands of times a second, and not for input and output, though vCPUs hardly ever halt
+/// and there are more threads than vCPUs.
+fn block_each_other(signals: &WakeSignals) -> bool {
+    let blocks = signals.blocks_per_s.unwrap_or(0.0);
+    let for_io = signals.io_calls_per_s.unwrap_or(0.0);
+    let halts_matter = signals.halts_per_s > 0.1 * blocks;
     let crowded = signals.waiting_rate.is_none_or(|waiting| waiting > CROWDED);
-    let blocks_per_cpu_s = signals.blocks_per_s.unwrap_or(0.0) / signals.cpu_rate.max(1e-9);
-    saturated && crowded && !halts_matter && blocks_per_cpu_s > CONTENDED_BLOCKS
+    crowded && !halts_matter && (blocks - for_io) / signals.cpu_rate > CONTENDED_BLOCKS
 }
 
 /// What keeping idle vCPUs busy with lowest-priority pause loops would do: wake-ups find their vCPU awake, and all
@@ -162,6 +224,9 @@ impl WakeSignals {
             .chain(&self.user_rate)
             .chain(&self.blocks_per_s)
             .chain(&self.outside)
+            .chain(&self.io_calls_per_s)
+            .chain(&self.io_bytes_per_s)
+            .chain(&self.faults_per_s)
             .all(|r| r.is_finite() && *r >= 0.0)
     }
 }
@@ -299,6 +364,9 @@ mod tests {
             blocks_per_s: None,
             waiting_rate: None,
             outside: None,
+            io_calls_per_s: None,
+            io_bytes_per_s: None,
+            faults_per_s: None,
         }
     }
 

@@ -12,6 +12,7 @@
 //! Left out: locks that are taken without blocking, page faults and the sharing of caches; they are in the running time
 //! as it was measured. So a recording says what a program does at its present size, not how contention grows.
 
+use muster_model::results::Range;
 use muster_model::workload::{Condition, Count, Duration, Group, MAX_THREADS, Phase};
 use muster_model::{ThreadFacts, ThreadId, WakePair, Workload};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +34,20 @@ pub struct Stretch {
     pub threads: Vec<ThreadFacts>,
 }
 
-/// What a program did most of the time: the stretches that are most alike in CPU rate and halts, put together, and
-/// their share of the time. A program starts up, and ends; some change what they do. `None` without a stretch.
-pub fn main_phase(stretches: &[Stretch]) -> Option<(Stretch, f64)> {
+/// What a program did most of the time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MainPhase {
+    /// The stretches that belong to it, put together.
+    pub seen: Stretch,
+    /// Its share of the time, 0 to 1.
+    pub share: f64,
+    /// Switch-ins per second: the mean, and the least and the most of its stretches; `None` where no thread was seen.
+    pub switches_per_s: Option<Range>,
+}
+
+/// What a program did most of the time: the stretches that are most alike in CPU rate and halts. A program starts up,
+/// and ends; some change what they do. `None` without a stretch.
+pub fn main_phase(stretches: &[Stretch]) -> Option<MainPhase> {
     let alike = |a: &Stretch, b: &Stretch| {
         let rates = |count: fn(&Stretch) -> u64| [a, b].map(|s| count(s) as f64 / s.wall_ns.max(1) as f64);
         let close = |[a, b]: [f64; 2], least: f64| a.max(b).max(least) <= ABOUT_AS_OFTEN * a.min(b).max(least);
@@ -44,11 +56,24 @@ pub fn main_phase(stretches: &[Stretch]) -> Option<(Stretch, f64)> {
     let weight = |pivot: &Stretch| stretches.iter().filter(|s| alike(pivot, s)).map(|s| s.wall_ns).sum::<u64>();
     // The first of equals, so that the answer does not depend on anything else.
     let pivot = stretches.iter().rev().max_by_key(|pivot| weight(pivot))?;
-    let mut main = Stretch::default();
-    stretches.iter().filter(|s| alike(pivot, s)).for_each(|stretch| main.add(stretch));
+    let mut seen = Stretch::default();
+    stretches.iter().filter(|s| alike(pivot, s)).for_each(|stretch| seen.add(stretch));
     let all: u64 = stretches.iter().map(|s| s.wall_ns).sum();
-    let share = main.wall_ns as f64 / all.max(1) as f64;
-    Some((main, share))
+    let share = seen.wall_ns as f64 / all.max(1) as f64;
+    Some(MainPhase { switches_per_s: switches_per_s(stretches.iter().filter(|s| alike(pivot, s))), seen, share })
+}
+
+/// Of stretches in which threads were seen: in the last one of a program that ended, none are left.
+fn switches_per_s<'a>(stretches: impl Iterator<Item = &'a Stretch>) -> Option<Range> {
+    let counts = stretches.filter(|stretch| !stretch.threads.is_empty()).map(|stretch| {
+        let switches: u64 = stretch.threads.iter().map(|thread| thread.switches).sum();
+        (switches as f64 * 1e9, stretch.wall_ns.max(1) as f64)
+    });
+    let counts: Vec<(f64, f64)> = counts.collect();
+    let rates = || counts.iter().map(|(switches, wall_ns)| switches / wall_ns);
+    let (switches, wall_ns) = counts.iter().fold((0.0, 0.0), |sum, count| (sum.0 + count.0, sum.1 + count.1));
+    let value = switches / wall_ns;
+    (wall_ns > 0.0).then(|| Range { low: rates().fold(value, f64::min), value, high: rates().fold(value, f64::max) })
 }
 
 impl Stretch {
@@ -802,7 +827,8 @@ mod tests {
         let start = second(&[thread(1, 0.9, 10)], 50, 0.0);
         let works = |halts| second(&[thread(1, 0.3, 9_000), thread(2, 0.3, 9_000)], halts, 0.0);
         let stretches = [start.clone(), works(18_000), works(17_000), works(19_000), start];
-        let (main, share) = main_phase(&stretches).unwrap();
+        let MainPhase { seen: main, share, switches_per_s } = main_phase(&stretches).unwrap();
+        assert_eq!(switches_per_s, Some(Range { low: 18_000.0, value: 18_000.0, high: 18_000.0 }));
         assert_eq!((main.wall_ns, main.halts, share), (3 * SECOND, 54_000, 0.6));
         assert_eq!(main.threads.iter().map(|thread| thread.switches).collect::<Vec<_>>(), [27_000, 27_000]);
         assert!((main.cpu_rate() - 0.6).abs() < 1e-9 && main.outside() == Some(0.0));

@@ -330,10 +330,14 @@ impl<'a> Session<'a> {
             Decider::Controller(controller) => controller.step(&facts),
             Decider::Fixed(decision) => decision.clone(),
         };
+        let verdict = match &self.decider {
+            Decider::Controller(controller) => controller.verdict().cloned(),
+            Decider::Fixed(_) => None,
+        };
         let applied_in_ns = self.put_in_force(decision);
         self.open_window();
         if let Some(trace) = &mut self.trace {
-            let step = trace::Step { facts, decision: self.decision.clone(), applied_in_ns };
+            let step = trace::Step { facts, decision: self.decision.clone(), applied_in_ns, verdict };
             trace.step(&step).map_err(|source| Error::Trace { path: "the trace file".into(), source })?;
         }
         Ok(monotonic_ns())

@@ -1,7 +1,7 @@
 //! What the controller was told and what it decided, a line of JSON each period; the first line is its configuration.
 
 use muster_model::PeriodFacts;
-use muster_policy::consolidate::{Config, Decision};
+use muster_policy::consolidate::{Config, Decision, Verdict};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Write};
@@ -16,6 +16,9 @@ pub struct Step {
     pub decision: Decision,
     /// What applying the decision took, in nanoseconds.
     pub applied_in_ns: u64,
+    /// What the trial came to that this decision concludes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<Verdict>,
 }
 
 /// Writes a trace.
@@ -65,4 +68,38 @@ pub fn read(input: impl BufRead) -> io::Result<(Config, Vec<Step>)> {
         }
     }
     Ok((config, steps))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use muster_model::{CpuSet, Topology};
+    use muster_policy::consolidate::{Arm, Controller, Objective, Permitted, Prices, Scored, Yardstick};
+
+    fn config() -> Config {
+        Config {
+            allowed: CpuSet::first(2),
+            topology: Topology::regular(1, 1, 2, 1).expect("two CPUs are a machine"),
+            prices: Prices::NONE,
+            objective: Objective::Speed,
+            permitted: Permitted { consolidate: true, awake: false, poll: false, colocate: false },
+            guest_halt_poll_ns: 0,
+        }
+    }
+
+    #[test]
+    fn a_verdict_is_read_back_and_traces_from_before_there_were_any_still_read() {
+        let decision = Controller::new(config()).first();
+        let scores = vec![Scored { arm: Arm::Base, score: 1.5 }, Scored { arm: Arm::Narrow { vcpus: 1 }, score: 2.0 }];
+        let verdict = Verdict { yardstick: Yardstick::IoBytes, scores, winner: Arm::Narrow { vcpus: 1 } };
+        let facts = r#"{"now_ns":1,"period_ns":1,"active":"0-1","cpu_ns":1,"threads":2}"#;
+        let facts: PeriodFacts = serde_json::from_str(facts).expect("what is not told is not known");
+        let with = Step { facts, decision, applied_in_ns: 0, verdict: Some(verdict) };
+        let without = Step { verdict: None, ..with.clone() };
+        let lines = [&with, &without].map(|step| serde_json::to_string(step).expect("a step is JSON"));
+        assert!(!lines[1].contains("verdict"), "a line of before: {}", lines[1]);
+        let text = [serde_json::to_string(&config()).expect("so is a configuration"), lines.join("\n")].join("\n");
+        let (_, steps) = read(text.as_bytes()).expect("a whole trace");
+        assert_eq!(steps, [with, without]);
+    }
 }

@@ -5,7 +5,9 @@
 use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
 use crate::judge::{KindError, errors_by_kind};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
-use muster_model::results::{Arm, Comparison, Explanation, Prediction, Projected, Projection, StudyKind, StudyResults};
+use muster_model::results::{
+    Arm, Comparison, Explanation, HomeCheck, Prediction, Projected, Projection, StudyKind, StudyResults,
+};
 use muster_model::{Account, Amount, Ledger};
 use std::fmt::Write;
 
@@ -124,11 +126,8 @@ fn projection_at(projection: &Projection, width: u16) -> String {
     match found {
         Some(found) => text.push_str(&projected(projection, found, width)),
         None => {
-            let _ = writeln!(
-                text,
-                "  Not told: what was recorded does not behave at home as the program did. It fits programs that do"
-            );
-            let _ = writeln!(text, "  the same all the time, on a quiet machine.");
+            let why = why_not_told(home);
+            let _ = writeln!(text, "  Not told: {why}.");
         }
     }
     let _ = writeln!(
@@ -142,10 +141,31 @@ fn projection_at(projection: &Projection, width: u16) -> String {
         percent(home.error),
         percent(home.allowed)
     );
+    if let Some(handovers) = &home.handovers {
+        let seen = handovers.seen_per_s;
+        let _ = writeln!(
+            text,
+            "  {} hand-overs/s ({} to {}), simulated {}: off by {}, allowed {}.",
+            significant(seen.value),
+            significant(seen.low),
+            significant(seen.high),
+            significant(handovers.simulated_per_s),
+            percent(handovers.error),
+            percent(handovers.allowed)
+        );
+    }
     for assumption in &projection.assumptions {
         let _ = writeln!(text, "  Assumed: {assumption}.");
     }
     text
+}
+
+/// Which check at home failed, and what that means.
+pub(crate) fn why_not_told(home: &HomeCheck) -> &'static str {
+    if home.error <= home.allowed {
+        return "simulated at home, its threads do not hand over as often as they did, so that they do another amount of work for each hand-over than was recorded, and what remedies give back would be wrong";
+    }
+    "what was recorded does not behave at home as the program did; it fits programs that do the same all the time, on a quiet machine"
 }
 
 fn projected(projection: &Projection, found: &Projected, width: u16) -> String {
@@ -286,7 +306,7 @@ fn align_right(table: &mut Table, columns: &[usize]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use muster_model::results::ResultFile;
+    use muster_model::results::{HandoverCheck, Range, ResultFile};
 
     fn fixture(text: &str) -> ResultFile {
         serde_json::from_str(text).expect("fixtures are well-formed")
@@ -306,7 +326,11 @@ mod tests {
             panic!()
         };
         let projection = *explanation.projection.expect("the fixture holds one");
-        let home = muster_model::results::HomeCheck { error: 3.45, ..projection.home };
+        let home = HomeCheck { error: 3.45, ..projection.home };
+        insta::assert_snapshot!(projection_at(&Projection { home, found: None, ..projection.clone() }, PLAIN_WIDTH));
+        let seen_per_s = Range { low: 31_000.0, value: 35_000.0, high: 37_000.0 };
+        let handovers = Some(HandoverCheck { seen_per_s, simulated_per_s: 55_500.0, error: 0.5, allowed: 0.2 });
+        let home = HomeCheck { handovers, ..projection.home };
         insta::assert_snapshot!(projection_at(&Projection { home, found: None, ..projection }, PLAIN_WIDTH));
     }
 

@@ -10,10 +10,11 @@ use crate::machine::prices::Prices;
 use crate::run::Window;
 use crate::{SimError, Simulation};
 use muster_model::profile::{PriceKind, names};
-use muster_model::results::{Checked, HomeCheck, Projected, ProjectedRemedy, Projection};
+use muster_model::results::{Checked, HandoverCheck, HomeCheck, Projected, ProjectedRemedy, Projection, Range};
 use muster_model::study::{Consolidation, Environment, Experiment, IdleKind, Placement, RemoteWake, WakeSignal};
 use muster_model::workload::MAX_THREADS;
 use muster_model::{Distance, ModelError, Profile, Workload};
+use muster_policy::predict::HALT_COST;
 use muster_policy::record::{Overheads, Recording, copies};
 
 /// What was seen of the program where it was recorded.
@@ -25,19 +26,25 @@ pub struct Home {
     pub cpu_rate: f64,
     /// Halts per second of those vCPUs.
     pub halts_per_s: f64,
+    /// How often a second its threads were switched in: the mean, the least and the most while it did the same; `None`
+    /// where that was not counted.
+    pub switches_per_s: Option<Range>,
     /// Whether idle vCPUs of the guest poll before they halt.
     pub polls: bool,
 }
 
 /// A home check that is off by more makes the projection worthless.
 pub const ALLOWED_ERROR: f64 = 0.3;
+/// The same for hand-overs: a program that does little but hand over does so as often as a wake-up allows, and the price
+/// of one is known to this share. What the program varied by itself comes on top.
+const HANDOVER_ERROR: f64 = HALT_COST.high - 1.0;
 /// So many wake-ups give a mean worth having.
 const ENOUGH_WAKES: u64 = 200;
 /// A wake-up in a program costs at most so many times more or less than it costs the probe.
 const FAR_OFF: f64 = 4.0;
 /// How a price ends that was taken from the program.
 const AS_MET: &str = ", as seen in the program";
-/// Halts below this rate are the machine's own timers.
+/// Halts and switch-ins below this rate are the machine's own timers.
 const FEW_HALTS: f64 = 500.0;
 /// Time before the stretch that is looked at.
 const WARM_UP: Ps = 5_000_000 * NS;
@@ -57,11 +64,15 @@ pub fn overheads(profile: &Profile) -> Result<Overheads, ModelError> {
     Ok(Prices::new(&*simulatable(profile)?)?.overheads(is_guest(profile)))
 }
 
+fn wake_halted_ns(profile: &Profile) -> Option<f64> {
+    Distance::ALL.iter().find_map(|&far| profile.price_ns(&names::wake("futex", "halted", far)))
+}
+
 /// The machine as the program met it: with wake-ups of halted vCPUs that took `mean_ns` from the waking until the thread
 /// ran, `count` of which were seen. Its caches are colder than the probe's, and the host is as busy as it is.
 pub fn as_met(profile: &Profile, idle_wakes: Option<(u64, f64)>) -> Profile {
     let mut met = profile.clone();
-    let halted = Distance::ALL.iter().find_map(|&far| profile.price_ns(&names::wake("futex", "halted", far)));
+    let halted = wake_halted_ns(profile);
     let same_cpu = profile.price_ns(&names::wake_same_cpu("futex"));
     let seen = idle_wakes.filter(|(count, _)| *count >= ENOUGH_WAKES);
     let Some(((halted, same_cpu), (_, mean_ns))) = halted.zip(same_cpu).zip(seen) else { return met };
@@ -100,12 +111,12 @@ pub fn project(
         let found = format!("{times} copies of {} threads", threads(&recording.workload));
         ModelError::new("--project", found, format!("at most {MAX_THREADS} threads in all"))
     })?;
-    let home = check(home, &seen_again);
+    let home = check(home, &seen_again, wake_halted_ns(profile));
     let events_per_ps = seen_again.events as f64 / (WARM_UP + HOME) as f64 * f64::from(times);
     let stretch = ((EVENTS / events_per_ps.max(1e-12)) as Ps).clamp(STRETCH.0, STRETCH.1);
     let work = self::work(recording, times);
     let there = Stage { profile, workload: &workload, work_ns: &work, seed, stretch };
-    let found = (home.error <= home.allowed).then(|| there.project(vcpus, idle)).transpose()?;
+    let found = home.passes().then(|| there.project(vcpus, idle)).transpose()?;
     let mut assumptions = if found.is_some() { assumptions(profile, times, vcpus) } else { Vec::new() };
     assumptions.extend(recording.notes.iter().cloned());
     Ok(Projection { vcpus, copies: times, threads: threads(&workload), seed, assumptions, home, found })
@@ -123,7 +134,7 @@ fn threads(workload: &Workload) -> u32 {
     workload.groups.iter().map(|group| group.count.resolve(1)).sum()
 }
 
-fn check(home: &Home, simulated: &Window) -> HomeCheck {
+fn check(home: &Home, simulated: &Window, wake_ns: Option<f64>) -> HomeCheck {
     let cpu_rate = Checked { seen: home.cpu_rate, simulated: simulated.cpu_rate() };
     let halts_per_s = Checked { seen: home.halts_per_s, simulated: simulated.per_second(simulated.idle_entries) };
     let factor = |checked: &Checked, floor: f64| {
@@ -131,7 +142,19 @@ fn check(home: &Home, simulated: &Window) -> HomeCheck {
         (a / b).max(b / a) - 1.0
     };
     let error = factor(&cpu_rate, 0.01).max(factor(&halts_per_s, FEW_HALTS));
-    HomeCheck { vcpus: home.vcpus, cpu_rate, halts_per_s, error, allowed: ALLOWED_ERROR }
+    // Fewer would not change the program's CPU time by more than is allowed, if each woke a halted vCPU.
+    let few = wake_ns.map_or(0.0, |ns| HANDOVER_ERROR * home.cpu_rate * 1e9 / ns).max(FEW_HALTS);
+    let handovers = home.switches_per_s.map(|seen| handovers(seen, simulated.per_second(simulated.switches), few));
+    HomeCheck { vcpus: home.vcpus, cpu_rate, halts_per_s, error, allowed: ALLOWED_ERROR, handovers }
+}
+
+/// Work is done hand-over by hand-over: a recording that makes another number of them does another amount of work in each,
+/// and what a remedy gives back is off as much.
+fn handovers(seen_per_s: Range, simulated_per_s: f64, few_per_s: f64) -> HandoverCheck {
+    let floor = |rate: f64| rate.max(few_per_s);
+    let simulated = floor(simulated_per_s);
+    let error = (simulated / floor(seen_per_s.high)).max(floor(seen_per_s.low) / simulated).max(1.0) - 1.0;
+    HandoverCheck { seen_per_s, simulated_per_s, error, allowed: HANDOVER_ERROR }
 }
 
 fn assumptions(profile: &Profile, times: u32, vcpus: u32) -> Vec<String> {
@@ -282,7 +305,8 @@ mod tests {
         };
         let pairs = [wakes(1, 2), wakes(2, 1)];
         let seen = Seen { name: "pair", main: &main, share: 1.0, wakes: Some((&pairs, 1_000_000_000)) };
-        let home = Home { vcpus: 2, cpu_rate: cpu, halts_per_s: per_s, polls: false };
+        let switches_per_s = Some(Range { low: 0.98 * per_s, value: per_s, high: 1.02 * per_s });
+        let home = Home { vcpus: 2, cpu_rate: cpu, halts_per_s: per_s, switches_per_s, polls: false };
         (record(&seen, &overheads).unwrap(), home)
     }
 
@@ -323,6 +347,30 @@ mod tests {
             let projection = project(&recording, &machine(), &wrong, 16, 1).unwrap();
             assert!(projection.found.is_none() && projection.home.error > 0.3, "{:?}", projection.home);
         }
+    }
+
+    #[test]
+    fn a_recording_that_hands_over_too_often_or_too_rarely_is_not_projected() {
+        let (recording, home) = pair(4_000.0);
+        let of = |factor: f64, spread: f64| {
+            let seen = home.switches_per_s.unwrap();
+            let value = factor * seen.value;
+            let range = Range { low: value / spread, value, high: value * spread };
+            project(&recording, &machine(), &Home { switches_per_s: Some(range), ..home }, 16, 1).unwrap()
+        };
+        for factor in [0.5, 2.0] {
+            let projection = of(factor, 1.0);
+            assert!(projection.found.is_none() && !projection.home.passes(), "{:?}", projection.home);
+            assert!(projection.home.error < 0.1, "CPU rate and halts are right: {:?}", projection.home);
+            assert!(of(factor, 2.0).found.is_some(), "a program that varies so much by itself may be");
+        }
+        let uncounted = Home { switches_per_s: None, ..home };
+        assert!(project(&recording, &machine(), &uncounted, 16, 1).unwrap().found.is_some());
+        // pigz, and memcached with one client: seen and simulated at home.
+        let pigz = handovers(Range { low: 4_358.0, value: 4_611.0, high: 5_100.0 }, 1_935.0, 0.2 * 1.98 / 22.5e-6);
+        assert!(pigz.passes(), "they take next to none of its time: {pigz:?}");
+        let memcached = Range { low: 29_236.0, value: 30_752.0, high: 32_916.0 };
+        assert!(!handovers(memcached, 55_760.0, 0.2 * 0.73 / 22.5e-6).passes());
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(crate) struct Totals {
     waiting: Ps,
     pub(crate) idle_entries: u64,
     poll_entries: u64,
-    switches: u64,
+    pub(crate) switches: u64,
 }
 
 /// First period of the controller; the following ones are its own decisions.

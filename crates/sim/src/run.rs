@@ -51,6 +51,8 @@ pub struct Window {
     pub waking_ps: Ps,
     /// Entries into idle states that halt.
     pub idle_entries: u64,
+    /// Threads switched in.
+    pub switches: u64,
     /// Events, those before the stretch included.
     pub events: u64,
 }
@@ -135,6 +137,7 @@ impl Simulation {
             polled_ps: after.polled - before.polled,
             waking_ps: waking(world) - waking_before,
             idle_entries: after.idle_entries - before.idle_entries,
+            switches: after.switches - before.switches,
             events: world.counters.events,
         })
     }

@@ -13,7 +13,7 @@ use muster_observe::watch::{Before, Observation, Options, Period, WatchError, wa
 use muster_policy::advice::{self, Churn, Clock, Disturbance, Situation};
 use muster_policy::consolidate::Prices;
 use muster_policy::predict::WakeSignals;
-use muster_policy::record::{Recording, Seen, Stretch, main_phase, record};
+use muster_policy::record::{MainPhase, Recording, Seen, Stretch, main_phase, record};
 use muster_sim::project::{Home, as_met, overheads, project};
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -168,7 +168,9 @@ fn explain(seen: &Observation, profile: &Profile, target: &str) -> Explanation {
         .iter()
         .filter_map(|period| {
             let signals = WakeSignals::of(&period.facts)?;
-            Some((period.facts.period_ns as f64, WakeSignals { outside: period.looks.outside(), ..signals }))
+            let faults_per_s = Some(period.facts.per_second(period.minor_faults));
+            let outside = period.looks.outside();
+            Some((period.facts.period_ns as f64, WakeSignals { outside, faults_per_s, ..signals }))
         })
         .collect();
     let situation = Situation {
@@ -201,13 +203,14 @@ fn explain(seen: &Observation, profile: &Profile, target: &str) -> Explanation {
 /// What was seen, as a workload, and what it has to reproduce; `None` when the program did next to nothing.
 fn recording(seen: &Observation, profile: &Profile, command: &str) -> anyhow::Result<Option<(Recording, Home)>> {
     let stretches: Vec<Stretch> = seen.periods.iter().map(stretch).collect();
-    let Some((main, share)) = main_phase(&stretches) else { return Ok(None) };
+    let Some(MainPhase { seen: main, share, switches_per_s }) = main_phase(&stretches) else { return Ok(None) };
     let wakes = seen.wakes.as_ref().map(|wakes| (wakes.window.pairs.as_slice(), wakes.window.window_ns));
     let recorded = record(&Seen { name: command, main: &main, share, wakes }, &overheads(profile)?);
     let home = Home {
         vcpus: seen.allowed.len() as u32,
         cpu_rate: main.cpu_rate(),
         halts_per_s: main.halts_per_s(),
+        switches_per_s,
         polls: seen.settings.guest_halt_poll_ns.is_some_and(|limit_ns| limit_ns > 0),
     };
     Ok(recorded.map(|recorded| (recorded, home)))

@@ -205,6 +205,9 @@ fn signals(config: &Config, rates: &Rates) -> WakeSignals {
         blocks_per_s: rates.switches,
         waiting_rate: None,
         outside: None,
+        io_calls_per_s: rates.io_calls,
+        io_bytes_per_s: rates.io_bytes,
+        faults_per_s: None,
     }
 }
 

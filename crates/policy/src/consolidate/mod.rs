@@ -11,9 +11,11 @@ mod choose;
 mod rates;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use choose::{Arm, POLL_LIMIT_NS, candidates};
 pub use rates::{Rates, Yardstick};
+pub use verdict::{Scored, Verdict};
 
 use crate::colocate::Colocation;
 use choose::{best, instead_of_together, worth_grouping};
@@ -284,6 +286,8 @@ pub struct Controller {
     phase_changed_ns: Option<u64>,
     /// How often lately another phase turned out to be none: its signals swing by themselves.
     false_alarms: u32,
+    /// Of the trial that the last step concluded.
+    verdict: Option<Verdict>,
 }
 
 impl Controller {
@@ -301,6 +305,7 @@ impl Controller {
             learned: None,
             phase_changed_ns: None,
             false_alarms: 0,
+            verdict: None,
         }
     }
 
@@ -311,6 +316,7 @@ impl Controller {
 
     /// Takes in one period and decides the next.
     pub fn step(&mut self, facts: &PeriodFacts) -> Decision {
+        self.verdict = None;
         let rates = Rates::of(facts);
         match std::mem::replace(&mut self.state, State::watching(0)) {
             State::Watching { calm, quiet_until_ns, at_verdict } => {
@@ -319,6 +325,11 @@ impl Controller {
             State::Trying(trial) => self.measure(facts, rates, trial),
             State::Holding(hold) => self.hold(facts, rates, hold),
         }
+    }
+
+    /// What the trial came to that the last step concluded; `None` if it concluded none.
+    pub fn verdict(&self) -> Option<&Verdict> {
+        self.verdict.as_ref()
     }
 
     /// In the wide setting: is there a reason to try something?
@@ -488,6 +499,7 @@ impl Controller {
         self.floor = best(&self.config, measured, |arm| !arm.keeps_together()).unwrap_or(self.floor);
         let rates = measured.iter().find(|(arm, _)| *arm == winner).map(|(_, rates)| *rates);
         self.learned = winner.keeps_together().then_some((winner, facts.now_ns));
+        self.verdict = Some(Verdict::new(&self.config, measured, winner));
         if winner == Arm::Base { self.back_off(facts.now_ns, rates) } else { self.enter_hold(winner, facts.now_ns) }
     }
 

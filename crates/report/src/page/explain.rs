@@ -4,6 +4,7 @@ use super::{cell, figure, table};
 use crate::chart::intervals::ratios;
 use crate::chart::stack::{Part, stack};
 use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
+use crate::table::why_not_told;
 use maud::{Markup, html};
 use muster_model::results::{Checked, Explanation, Prediction, Projected, Projection, Range};
 use muster_model::{Account, Amount, Ledger};
@@ -113,11 +114,16 @@ fn projection(projection: &Projection) -> Markup {
     let checked = |name: &str, checked: &Checked| {
         vec![cell(name), cell(significant(checked.seen)), cell(significant(checked.simulated))]
     };
-    let check = [checked("CPUs busy", &home.cpu_rate), checked("halts per second", &home.halts_per_s)];
+    let mut check = vec![checked("CPUs busy", &home.cpu_rate), checked("halts per second", &home.halts_per_s)];
+    check.extend(home.handovers.map(|it| {
+        let Range { low, value, high } = it.seen_per_s;
+        let seen = format!("{} ({} to {})", significant(value), significant(low), significant(high));
+        vec![cell("hand-overs per second"), cell(seen), cell(significant(it.simulated_per_s))]
+    }));
     html! {
         @match &projection.found {
             Some(found) => (projected(projection, found)),
-            None => p { "Not told: what was recorded does not behave at home as the program did." },
+            None => p { "Not told: " (why_not_told(home)) "." },
         }
         details {
             summary { "Simulated and predicted; at home it is off by " (percent(home.error)) " (allowed: " (percent(home.allowed)) ")" }
