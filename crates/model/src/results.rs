@@ -17,6 +17,8 @@ pub enum ResultFile {
     Compare(Comparison),
     /// What `muster study` computed.
     Study(StudyResults),
+    /// What `muster vsuite` measured.
+    Vsuite(SuiteResults),
 }
 
 /// What `muster explain` found out about one program.
@@ -306,4 +308,92 @@ pub struct Series {
     pub y: String,
     /// The points, x ascending.
     pub points: Vec<(f64, f64)>,
+}
+
+/// What `muster vsuite` measured: how programs scale over cores.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuiteResults {
+    /// Where the programs ran: `native`.
+    pub platform: String,
+    /// How many cores there are.
+    pub cores: u32,
+    /// The seed that the inputs were generated from.
+    pub seed: u64,
+    /// The size of the inputs, relative to the paper's.
+    pub scale: f64,
+    /// One entry a program and number of cores.
+    pub rows: Vec<SuiteRow>,
+    /// Programs that did not run.
+    pub skipped: Vec<SuiteSkip>,
+}
+
+/// A program on some number of cores.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuiteRow {
+    /// The program's name.
+    pub program: String,
+    /// On how many cores it ran, with as many threads.
+    pub cores: u32,
+    /// What tells how fast it is.
+    pub measure: SuiteMeasure,
+    /// The median of that over the runs.
+    pub median: f64,
+    /// Half the distance between the quartiles over the median; `None` for a single run.
+    pub spread: Option<f64>,
+    /// How many times as fast it is as on 1 core; `None` where that was not measured.
+    pub speedup: Option<f64>,
+    /// Share of the CPU time that was spent in the kernel, 0 to 1: the median over the runs.
+    pub kernel_share: f64,
+    /// Whether the results were those of one thread.
+    pub check: SuiteCheck,
+    /// The runs.
+    pub runs: Vec<SuiteRun>,
+}
+
+/// What tells how fast a program is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SuiteMeasure {
+    /// The wall time of a run, in seconds: the work is the same on any number of cores.
+    Seconds,
+    /// A throughput in MB/s that the program states: it works for a fixed time, and more cores do more work.
+    MegabytesPerSecond,
+}
+
+/// Whether the results of all runs were those of one thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SuiteCheck {
+    /// They were.
+    Verified,
+    /// At least one was not.
+    Differs,
+    /// The program has no result to compare.
+    NoResult,
+}
+
+/// One run of a program.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuiteRun {
+    /// What tells how fast it was, in the row's measure.
+    pub value: f64,
+    /// Wall time of its process, from its start to its end.
+    pub wall_ns: u64,
+    /// CPU time of its process and the children that it waited for, in user mode.
+    pub user_ns: u64,
+    /// The same in the kernel.
+    pub kernel_ns: u64,
+    /// The most memory that one of these processes held, its part of the page cache included.
+    pub peak_memory_bytes: u64,
+    /// The checksum of its result, 16 hexadecimal digits; `None` for a program without one.
+    pub checksum: Option<String>,
+}
+
+/// A program that did not run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuiteSkip {
+    /// The program's name.
+    pub program: String,
+    /// What is missing, with the package that has it.
+    pub why: String,
 }

@@ -31,6 +31,9 @@ enum Command {
     Sim(commands::sim::Args),
     Study(commands::study::Args),
     Undo(commands::undo::Args),
+    Vsuite(commands::vsuite::Args),
+    #[command(hide = true)]
+    VsuiteRun(commands::vsuite::RunArgs),
 }
 
 /// The user's input was wrong: reported as it stands, exit code 2.
@@ -53,6 +56,8 @@ fn main() -> ExitCode {
         Command::Sim(args) => commands::sim::run(args),
         Command::Study(args) => commands::study::run(args),
         Command::Undo(args) => commands::undo::run(args),
+        Command::Vsuite(args) => commands::vsuite::run(args),
+        Command::VsuiteRun(args) => commands::vsuite::run_child(args),
     };
     exit_code(outcome)
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every room and the rooms that it may import. `muster`, the command line, may import all.
-const DOORS: [(&str, &[&str]); 11] = [
+const DOORS: [(&str, &[&str]); 12] = [
     ("model", &[]),
     ("stats", &[]),
     ("undo", &[]),
@@ -17,8 +17,12 @@ const DOORS: [(&str, &[&str]); 11] = [
     ("report", &["model", "stats"]),
     ("compare", &["model", "stats"]),
     ("sim", &["model", "policy"]),
+    ("vsuite", &["model", "stats"]),
     ("remedy", &["model", "policy", "observe", "undo"]),
-    ("muster", &["model", "stats", "undo", "policy", "observe", "probe", "report", "compare", "sim", "remedy"]),
+    (
+        "muster",
+        &["model", "stats", "undo", "policy", "observe", "probe", "report", "compare", "sim", "remedy", "vsuite"],
+    ),
 ];
 
 /// Rooms that hold decisions and nouns only: no clock, file, network, system, thread or chance.

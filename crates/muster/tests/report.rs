@@ -15,7 +15,7 @@ fn report() -> Command {
 /// One result file of every kind.
 fn fixtures() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../report/tests/fixtures");
-    ["probe.json", "explain.json", "compare.json", "study.json", "numbers.ndjson"]
+    ["probe.json", "explain.json", "compare.json", "study.json", "numbers.ndjson", "vsuite.json"]
         .map(|name| directory.join(name))
         .into()
 }
@@ -26,7 +26,7 @@ fn every_kind_of_result_makes_one_page() {
     let page = directory.path().join("made/for/it/report.html");
     report().arg("-o").arg(&page).args(fixtures()).assert().success().stderr(contains("report.html"));
     let html = fs::read_to_string(&page).expect("the page is there");
-    for kicker in ["Probe", "Explain", "Compare", "Study"] {
+    for kicker in ["Probe", "Explain", "Compare", "Study", "VSuite"] {
         assert!(html.contains(&format!("<p class=\"kicker\">{kicker}</p>")), "{kicker}");
     }
     for outside in ["<script", "src=", "@import", "url(", "http://", "https://"] {

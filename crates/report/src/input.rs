@@ -2,7 +2,7 @@
 //! output of `muster study --json`.
 
 use muster_model::Profile;
-use muster_model::results::{Comparison, Explanation, ResultFile, Series, StudyNumber, StudyResults};
+use muster_model::results::{Comparison, Explanation, ResultFile, Series, StudyNumber, StudyResults, SuiteResults};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::path::Path;
@@ -45,6 +45,8 @@ pub enum Document {
     Compare(Comparison),
     /// What `muster study` computed.
     Study(Study),
+    /// What `muster vsuite` measured.
+    Vsuite(SuiteResults),
 }
 
 /// A study, as a whole or collected from single numbers.
@@ -135,12 +137,14 @@ fn document(text: &str) -> Result<Part, serde_json::Error> {
         "explain" => Part::Whole(Document::Explain(serde_json::from_str(text)?)),
         "compare" => Part::Whole(Document::Compare(serde_json::from_str(text)?)),
         "study" => Part::Whole(Document::Study(serde_json::from_str::<StudyResults>(text)?.into())),
+        "vsuite" => Part::Whole(Document::Vsuite(serde_json::from_str(text)?)),
         "calibrated" | "predicted" | "contested" | "withheld" => Part::Number(serde_json::from_str(text)?),
         _ => Part::Whole(match serde_json::from_str::<ResultFile>(text)? {
             ResultFile::Probe(profile) => Document::Probe(profile),
             ResultFile::Explain(explanation) => Document::Explain(explanation),
             ResultFile::Compare(comparison) => Document::Compare(comparison),
             ResultFile::Study(results) => Document::Study(results.into()),
+            ResultFile::Vsuite(results) => Document::Vsuite(results),
         }),
     })
 }
@@ -173,7 +177,7 @@ fn malformed(file: &str, line: usize, problem: &str) -> InputError {
         file: file.to_owned(),
         line,
         found: found.to_owned(),
-        allowed: "JSON as `muster probe`, `explain`, `compare` or `study` writes it".to_owned(),
+        allowed: "JSON as `muster probe`, `explain`, `compare`, `study` or `vsuite` writes it".to_owned(),
     }
 }
 

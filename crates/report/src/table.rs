@@ -1,4 +1,4 @@
-//! Tables for the terminal: a ledger, an explanation, a comparison, a study.
+//! Tables for the terminal: a ledger, an explanation, a comparison, a study, a suite.
 //!
 //! Every table fits the terminal it is printed on; into a file or a pipe it is [`PLAIN_WIDTH`] wide.
 
@@ -6,7 +6,8 @@ use crate::format::{count, duration, percent, ratio, ratio_range, significant, w
 use crate::judge::{KindError, errors_by_kind};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 use muster_model::results::{
-    Arm, Comparison, Explanation, HomeCheck, Prediction, Projected, Projection, StudyKind, StudyResults,
+    Arm, Comparison, Explanation, HomeCheck, Prediction, Projected, Projection, StudyKind, StudyResults, SuiteCheck,
+    SuiteMeasure, SuiteResults, SuiteRow,
 };
 use muster_model::{Account, Amount, Ledger};
 use std::fmt::Write;
@@ -38,6 +39,70 @@ pub fn comparison(comparison: &Comparison) -> String {
 /// What `muster study` computed beside the paper's numbers, and the errors of each kind.
 pub fn study(study: &StudyResults) -> String {
     study_at(study, terminal_width())
+}
+
+/// What `muster vsuite` measured: one row a program and number of cores, and what did not run.
+pub fn suite(results: &SuiteResults) -> String {
+    suite_at(results, terminal_width())
+}
+
+/// The rows of the program that was measured last, in short.
+pub fn suite_news(results: &SuiteResults) -> Vec<String> {
+    let Some(last) = results.rows.last() else { return Vec::new() };
+    let line = |row: &SuiteRow| {
+        let [program, cores, median, spread, speedup, _, check] = suite_row(row);
+        format!("{program} on {cores}: {median} {spread}, speed-up {speedup}, {check}")
+    };
+    results.rows.iter().filter(|row| row.program == last.program).map(line).collect()
+}
+
+/// The columns of a suite.
+pub(crate) const SUITE_HEADER: [&str; 7] =
+    ["program", "cores", "median", "spread", "speed-up", "kernel share", "result"];
+/// Those that hold numbers.
+pub(crate) const SUITE_NUMERIC: [usize; 5] = [1, 2, 3, 4, 5];
+
+/// A row of a suite, as text.
+pub(crate) fn suite_row(row: &SuiteRow) -> [String; 7] {
+    let median = match row.measure {
+        SuiteMeasure::Seconds => duration(row.median * 1e9),
+        SuiteMeasure::MegabytesPerSecond => with_unit(row.median, "MB/s"),
+    };
+    let check = match row.check {
+        SuiteCheck::Verified => "verified",
+        SuiteCheck::Differs => "WRONG",
+        SuiteCheck::NoResult => "none to verify",
+    };
+    [
+        row.program.clone(),
+        row.cores.to_string(),
+        median,
+        row.spread.map_or("-".to_owned(), |spread| format!("± {}", percent(spread))),
+        row.speedup.map_or("-".to_owned(), ratio),
+        percent(row.kernel_share),
+        check.to_owned(),
+    ]
+}
+
+fn suite_at(results: &SuiteResults, width: u16) -> String {
+    let mut text = format!(
+        "{}, {} core{}, scale {}, seed {}\n",
+        results.platform,
+        results.cores,
+        if results.cores == 1 { "" } else { "s" },
+        results.scale,
+        results.seed
+    );
+    if !results.rows.is_empty() {
+        let mut table = new_table(width, &SUITE_HEADER);
+        align_right(&mut table, &SUITE_NUMERIC);
+        table.add_rows(results.rows.iter().map(suite_row));
+        let _ = write!(text, "\n{}\n", table.trim_fmt());
+    }
+    for skip in &results.skipped {
+        let _ = writeln!(text, "SKIPPED: {}: {}", skip.program, skip.why);
+    }
+    text
 }
 
 fn ledger_at(ledger: &Ledger, width: u16) -> String {
@@ -344,6 +409,13 @@ mod tests {
     fn a_study_tells_kinds_apart() {
         let ResultFile::Study(results) = fixture(include_str!("../tests/fixtures/study.json")) else { panic!() };
         insta::assert_snapshot!(study_at(&results, PLAIN_WIDTH));
+    }
+
+    #[test]
+    fn a_suite_tells_what_was_verified_and_what_did_not_run() {
+        let ResultFile::Vsuite(results) = fixture(include_str!("../tests/fixtures/vsuite.json")) else { panic!() };
+        insta::assert_snapshot!(suite_at(&results, PLAIN_WIDTH));
+        assert_eq!(suite_news(&results), ["dbench on 2: 2,890 MB/s ± 1.2 %, speed-up -, none to verify"]);
     }
 
     #[test]

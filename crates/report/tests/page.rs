@@ -3,12 +3,13 @@
 use muster_report::input::{Document, parse};
 use muster_report::page::page;
 
-const FIXTURES: [(&str, &str); 5] = [
+const FIXTURES: [(&str, &str); 6] = [
     ("probe.json", include_str!("fixtures/probe.json")),
     ("explain.json", include_str!("fixtures/explain.json")),
     ("compare.json", include_str!("fixtures/compare.json")),
     ("study.json", include_str!("fixtures/study.json")),
     ("numbers.ndjson", include_str!("fixtures/numbers.ndjson")),
+    ("vsuite.json", include_str!("fixtures/vsuite.json")),
 ];
 
 fn documents() -> Vec<Document> {

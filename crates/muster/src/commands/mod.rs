@@ -10,3 +10,4 @@ pub mod run;
 pub mod sim;
 pub mod study;
 pub mod undo;
+pub mod vsuite;

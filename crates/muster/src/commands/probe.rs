@@ -56,7 +56,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn check_writable(file: &Path) -> Result<(), BadInput> {
+pub(super) fn check_writable(file: &Path) -> Result<(), BadInput> {
     let existed = file.exists();
     let opened = OpenOptions::new().append(true).create(true).open(file);
     opened.map_err(|error| {

@@ -5,6 +5,7 @@ mod explain;
 mod probe;
 mod study;
 mod summary;
+mod vsuite;
 
 use crate::input::Document;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -84,6 +85,7 @@ fn section(index: usize, document: &Document, all: &[Document]) -> Section {
         Document::Study(results) => {
             ("Study", format!("The paper beside the simulator: {}", results.name), study::body(results))
         }
+        Document::Vsuite(results) => ("VSuite", "How real programs scale over cores".to_owned(), vsuite::body(results)),
     };
     Section { id: format!("part-{}", index + 1), kicker, title, body }
 }

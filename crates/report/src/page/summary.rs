@@ -4,7 +4,7 @@ use crate::format::{duration, percent, ratio, significant};
 use crate::input::{Document, Study};
 use crate::judge::{errors_by_kind, kind_word};
 use muster_model::profile::names;
-use muster_model::results::{Comparison, Explanation};
+use muster_model::results::{Comparison, Explanation, SuiteResults};
 use muster_model::{Distance, Profile};
 
 /// What one document says: what it is about, and sentences.
@@ -17,6 +17,7 @@ pub fn gists(documents: &[Document]) -> Vec<Gist> {
         Document::Explain(explanation) => (super::short(&explanation.command), of_explanation(explanation)),
         Document::Compare(comparison) => (super::short(&comparison.command), of_comparison(comparison)),
         Document::Study(study) => (format!("Study {}", study.name), of_study(study)),
+        Document::Vsuite(results) => ("VSuite".to_owned(), of_suite(results)),
     };
     documents.iter().map(gist).filter(|(_, sentences)| !sentences.is_empty()).collect()
 }
@@ -76,4 +77,18 @@ fn of_study(study: &Study) -> Vec<String> {
         )
     };
     errors_by_kind(&study.numbers).into_iter().map(sentence).collect()
+}
+
+/// How well the programs that were measured on the most cores use them.
+fn of_suite(results: &SuiteResults) -> Vec<String> {
+    let most = results.rows.iter().map(|row| row.cores).max().unwrap_or(0);
+    let mut speedups: Vec<(f64, &str)> = results
+        .rows
+        .iter()
+        .filter(|row| row.cores == most && most > 1)
+        .filter_map(|row| Some((row.speedup?, row.program.as_str())))
+        .collect();
+    speedups.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let (Some(best), Some(worst)) = (speedups.first(), speedups.last()) else { return Vec::new() };
+    vec![format!("On {most} cores {} is {} as fast as on 1, {} {}.", best.1, ratio(best.0), worst.1, ratio(worst.0))]
 }
