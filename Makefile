@@ -24,9 +24,14 @@ SEEDS ?= 100000
 KILLS ?= 500
 SECONDS_EACH ?= 600
 
-.PHONY: bench bench-live campaign-swarm campaign-kills campaign-fuzz
+.PHONY: bench bench-engine bench-live campaign-swarm campaign-kills campaign-fuzz
 bench: build ## simulator: events per second
 	cargo bench --package muster-sim
+
+bench-engine: ## simulator's engine beside NeXosim, SimPy and SimGrid
+	@scripts/setup build
+	benches/engine/setup
+	benches/engine/bench
 
 bench-live: build ## thirty real programs under auto and its rivals; half an hour
 	benches/live/setup

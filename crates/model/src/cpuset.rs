@@ -80,6 +80,16 @@ impl CpuSet {
         })
     }
 
+    /// The first CPU of the set after `cpu`, going on from the lowest when there is none; `None` when the set is empty.
+    pub fn next_after(&self, cpu: usize) -> Option<usize> {
+        let first = cpu + 1;
+        let rest =
+            |index: usize| if index == first / 64 { self.0[index] & (u64::MAX << (first % 64)) } else { self.0[index] };
+        let above = (first / 64..WORDS).find(|&index| rest(index) != 0).map(|index| (index, rest(index)));
+        let (index, word) = above.or_else(|| (0..WORDS).find(|&i| self.0[i] != 0).map(|i| (i, self.0[i])))?;
+        Some(index * 64 + word.trailing_zeros() as usize)
+    }
+
     /// The CPUs in both sets.
     pub fn intersection(&self, other: &Self) -> Self {
         Self(std::array::from_fn(|i| self.0[i] & other.0[i]))
@@ -187,6 +197,15 @@ mod tests {
             prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
             prop_assert_eq!(set.iter().collect::<Vec<_>>(), cpus.iter().copied().collect::<Vec<_>>());
             prop_assert_eq!(set.len(), cpus.len());
+        }
+
+        #[test]
+        fn the_next_cpu_is_the_nearest_above_or_the_lowest(
+            cpus in proptest::collection::btree_set(0..MAX_CPUS, 0..8), from in 0..MAX_CPUS,
+        ) {
+            let set: CpuSet = cpus.iter().copied().collect();
+            let expected = cpus.range(from + 1..).next().or_else(|| cpus.first());
+            prop_assert_eq!(set.next_after(from), expected.copied());
         }
 
         #[test]

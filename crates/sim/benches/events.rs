@@ -1,9 +1,10 @@
-//! Events per second on one core: the 16-core worlds of the Gleaner study, and the queue alone.
+//! Events per second on one core: the 16-core worlds of the Gleaner study, and the queue and the credit scheduler alone.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use muster_model::study::Figure;
-use muster_model::{Profile, Workload};
+use muster_model::{CpuSet, Profile, Topology, Workload};
+use muster_policy::credit::{Config, Scheduler, Share, Tickle};
 use muster_sim::Simulation;
 use muster_sim::engine::queue::Queue;
 use std::hint::black_box;
@@ -48,5 +49,39 @@ fn queue(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, worlds, queue);
+/// One vCPU a pCPU, pinned, as iXen ran them: one of them blocks, its pCPU looks for work, it wakes and runs again.
+fn credit(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("credit");
+    group.throughput(Throughput::Elements(4));
+    for (pcpus, remedy) in [(32, false), (32, true), (1024, false), (1024, true)] {
+        let mut scheduler = pinned(pcpus, remedy);
+        let name = format!("block, schedule, wake, schedule; {pcpus} pCPUs{}", if remedy { ", cm" } else { "" });
+        let mut now = 0;
+        group.bench_function(name, |bencher| {
+            bencher.iter(|| {
+                now += 1000;
+                black_box(scheduler.block(0));
+                black_box(scheduler.schedule(0, now, |_| false));
+                black_box(scheduler.wake(0, 1));
+                black_box(scheduler.schedule(0, now, |_| false));
+            });
+        });
+    }
+    group.finish();
+}
+
+fn pinned(pcpus: usize, lone_skips_balance: bool) -> Scheduler {
+    let topology = Topology::regular(pcpus as u32 / 8, 1, 8, 1).unwrap();
+    let config = Config { topology, pcpus, tickle: Tickle::One, lone_skips_balance };
+    let mut scheduler = Scheduler::new(&config).unwrap();
+    let domain = scheduler.add_domain(Share::default()).unwrap();
+    for pcpu in 0..pcpus {
+        let vcpu = scheduler.add_vcpu(domain, &CpuSet::single(pcpu)).unwrap();
+        scheduler.wake(vcpu, pcpu);
+        scheduler.schedule(pcpu, 0, |_| false);
+    }
+    scheduler
+}
+
+criterion_group!(benches, worlds, queue, credit);
 criterion_main!(benches);

@@ -1,8 +1,10 @@
 //! The queue of pending events, ordered by (time, sequence number).
 //!
-//! Every source of events (a core, an interrupt line, a timer) owns a *slot* and has at most one event pending. The
-//! event's sequence number is its generation: cancelling or rescheduling a slot makes the old entry stale, and stale
-//! entries are dropped when they surface. Nothing is ever searched for.
+//! Every source of events (a core, an interrupt line, a timer) owns a *slot* and has at most one event pending. Nothing is
+//! ever searched for: the slot says what is pending, and an entry of the heap is only a promise to look at the slot not
+//! later than that. Cancelling leaves the entry where it is, and so does putting the event off; when the entry surfaces
+//! it is dropped or put in again. A timeout that is set and cancelled a hundred times before it would be due costs one
+//! entry, not a hundred.
 
 use super::Ps;
 
@@ -12,12 +14,26 @@ pub type Slot = u32;
 const SLOT_BITS: u32 = 24;
 const SEQUENCE_BITS: u32 = 40;
 
-/// A binary heap of entries `time:64 | sequence:40 | slot:24`, which compare as one integer.
+/// `time:64 | sequence:40 | slot:24`, which compare as one integer.
+type Entry = u128;
+
+/// No event, no entry: later than all.
+const NONE: Entry = Entry::MAX;
+
+/// One source's event.
+#[derive(Debug, Clone, Copy)]
+struct Pending {
+    /// The event, or [`NONE`].
+    event: Entry,
+    /// The slot's earliest entry in the heap, not later than `event`; [`NONE`] when there is none. Later ones are void.
+    entry: Entry,
+}
+
+/// A binary heap of entries, and what is pending by slot.
 #[derive(Debug)]
 pub struct Queue {
-    heap: Vec<u128>,
-    /// By slot, the sequence number of its pending event; 0 when there is none.
-    pending: Vec<u64>,
+    heap: Vec<Entry>,
+    pending: Vec<Pending>,
     sequence: u64,
     /// The root has been taken out and not been replaced yet: the next entry goes there, without a second sift.
     hole: bool,
@@ -30,7 +46,12 @@ impl Queue {
     /// When there are more slots than an entry can name.
     pub fn new(slots: usize) -> Self {
         assert!(slots <= 1 << SLOT_BITS, "at most 2^{SLOT_BITS} slots");
-        Self { heap: Vec::with_capacity(4 * slots.min(4096)), pending: vec![0; slots], sequence: 0, hole: false }
+        Self {
+            heap: Vec::with_capacity(4 * slots.min(4096)),
+            pending: vec![Pending { event: NONE, entry: NONE }; slots],
+            sequence: 0,
+            hole: false,
+        }
     }
 
     /// Sets the slot's event to `time`; an event that was pending there is replaced.
@@ -38,26 +59,25 @@ impl Queue {
     pub fn schedule(&mut self, slot: Slot, time: Ps) {
         self.sequence += 1;
         debug_assert!(self.sequence < 1 << SEQUENCE_BITS);
-        self.pending[slot as usize] = self.sequence;
-        let entry = (u128::from(time) << 64) | (u128::from(self.sequence) << SLOT_BITS) | u128::from(slot);
-        if self.hole {
-            self.hole = false;
-            self.sift_down(entry);
-        } else {
-            self.sift_up(entry);
+        let event = (Entry::from(time) << 64) | (Entry::from(self.sequence) << SLOT_BITS) | Entry::from(slot);
+        let pending = &mut self.pending[slot as usize];
+        pending.event = event;
+        if event < pending.entry {
+            pending.entry = event;
+            self.push(event);
         }
     }
 
     /// Drops the slot's event, if one is pending.
     #[inline]
     pub fn cancel(&mut self, slot: Slot) {
-        self.pending[slot as usize] = 0;
+        self.pending[slot as usize].event = NONE;
     }
 
     /// Whether the slot has an event pending.
     #[inline]
     pub fn is_pending(&self, slot: Slot) -> bool {
-        self.pending[slot as usize] != 0
+        self.pending[slot as usize].event != NONE
     }
 
     /// Takes out the earliest event.
@@ -76,16 +96,34 @@ impl Queue {
             let entry = *self.heap.first()?;
             self.hole = true;
             let slot = (entry as u32) & ((1 << SLOT_BITS) - 1);
-            let sequence = (entry >> SLOT_BITS) as u64 & ((1 << SEQUENCE_BITS) - 1);
-            if self.pending[slot as usize] == sequence {
-                self.pending[slot as usize] = 0;
+            let pending = &mut self.pending[slot as usize];
+            if pending.entry != entry {
+                continue;
+            }
+            let event = pending.event;
+            if event == entry {
+                *pending = Pending { event: NONE, entry: NONE };
                 return Some(((entry >> 64) as Ps, slot));
+            }
+            pending.entry = event;
+            if event != NONE {
+                self.push(event);
             }
         }
     }
 
     #[inline]
-    fn sift_up(&mut self, entry: u128) {
+    fn push(&mut self, entry: Entry) {
+        if self.hole {
+            self.hole = false;
+            self.sift_down(entry);
+        } else {
+            self.sift_up(entry);
+        }
+    }
+
+    #[inline]
+    fn sift_up(&mut self, entry: Entry) {
         let mut at = self.heap.len();
         self.heap.push(entry);
         while at > 0 {
@@ -101,7 +139,7 @@ impl Queue {
 
     /// Puts `entry` at the root and restores the order below.
     #[inline]
-    fn sift_down(&mut self, entry: u128) {
+    fn sift_down(&mut self, entry: Entry) {
         let heap = &mut self.heap[..];
         let mut at = 0;
         loop {
