@@ -1,3 +1,5 @@
+//! Tables of the rules, random histories of calls, and machines in virtual time.
+
 use super::*;
 use muster_model::cpuset::MAX_CPUS;
 use proptest::prelude::*;
@@ -96,6 +98,19 @@ mod table {
     }
 
     #[test]
+    fn short_stretches_are_charged_together() {
+        let mut s = scheduler(1);
+        let vcpu = domain(&mut s, Share::default(), &["0"])[0];
+        for stretch in 0..1000 {
+            s.wake(vcpu, 0);
+            s.schedule(0, stretch * MS, |_| false);
+            s.block(vcpu);
+            s.schedule(0, stretch * MS + 40_000, |_| false);
+        }
+        assert_eq!(s.credit(vcpu), -400, "a thousand times 0.4 credits");
+    }
+
+    #[test]
     fn an_idler_is_told_and_steals() {
         let mut s = scheduler(3);
         let v = domain(&mut s, Share::default(), &["0,2", "0,2"]);
@@ -182,6 +197,16 @@ mod table {
             s.wake(other, 1);
             assert_eq!(run(&mut s, 0, 2), Some(other), "a pCPU with a second candidate balances");
         }
+    }
+
+    #[test]
+    fn with_the_remedy_too_a_pcpu_finds_its_lone_vcpu_elsewhere() {
+        let mut s = with(2, |config| config.lone_skips_balance = true);
+        let v = domain(&mut s, Share::default(), &["0", "0-1"]);
+        s.move_to(v[1], 0);
+        wake_all(&mut s, &v);
+        assert_eq!(run(&mut s, 0, 0), Some(v[0]));
+        assert_eq!(run(&mut s, 1, 0), Some(v[1]), "pCPU 1 has one possible vCPU, and it waits on pCPU 0");
     }
 
     /// pCPUs; each domain's share and active vCPUs; the credits that each of its vCPUs gets.
