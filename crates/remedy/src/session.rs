@@ -179,8 +179,9 @@ pub fn run(options: &Options, ready: impl FnOnce(&Started) -> io::Result<()>) ->
     for report in recover(&Directory::standard()?)? {
         tracing::info!(?report, "put back what an earlier run had left");
     }
-    let journal = Journal::create(Directory::standard()?, &new_run_id().map_err(Error::system("read /proc"))?)?;
-    let guardian = guardian::spawn(&journal)?;
+    let (directory, run) = (Directory::standard()?, new_run_id().map_err(Error::system("read /proc"))?);
+    let guardian = guardian::spawn(&directory, &run)?;
+    let journal = Journal::create(directory, &run)?;
     let session = Session::begin(options, &journal, guardian.pid(), signals);
     let outcome = session.and_then(|session| session.watch(ready));
     let report = journal.restore();

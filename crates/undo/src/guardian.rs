@@ -2,10 +2,11 @@
 //!
 //! It is muster's own program, started again as `muster guard --journal FILE` in a session of its own and deaf to the
 //! signals that end musters. It sleeps in poll(2) until its owner is dead, restores the journal if it is still there,
-//! and ends. Should it be killed as well, the next start of muster restores, or `muster undo`.
+//! and ends. It is started before there is a journal: else a kill in between would leave one that nobody watches. Should it
+//! be killed as well, the next start of muster restores, or `muster undo`.
 
 use crate::directory::Directory;
-use crate::journal::{Journal, RUN_VARIABLE};
+use crate::journal::RUN_VARIABLE;
 use crate::recover::{State, Stored, recover_one};
 use crate::report::Report;
 use crate::restore::Mode;
@@ -34,14 +35,15 @@ impl Guardian {
     }
 }
 
-/// Starts the guardian of `journal`: this same program with the arguments `guard --journal FILE`, which must call
-/// [`watch`].
+/// Starts the guardian of the journal that run `run` of this process has or will have in `directory`: this same program
+/// with the arguments `guard --journal FILE`, which must call [`watch`]. A run whose id is not of the form of
+/// [`crate::new_run_id`] must have its journal already.
 ///
 /// # Errors
 /// When the process cannot be started.
-pub fn spawn(journal: &Journal) -> Result<Guardian> {
+pub fn spawn(directory: &Directory, run: &str) -> Result<Guardian> {
     let mut command = Command::new("/proc/self/exe");
-    command.arg0("muster").arg("guard").arg("--journal").arg(journal.path());
+    command.arg0("muster").arg("guard").arg("--journal").arg(directory.journal_path(run));
     // The pipe whose write end only muster holds: its end is muster's end. No member of an outer muster's family.
     command.stdin(Stdio::piped()).stdout(Stdio::null()).current_dir("/").env_remove(RUN_VARIABLE);
     // SAFETY: setsid(2) and signal(2) are async-signal-safe, and nothing is allocated.
@@ -66,12 +68,23 @@ pub fn watch(path: &Path) -> Result<Option<Report>> {
     let malformed = |why: &str| Error::Malformed { path: path.to_owned(), why: why.to_owned() };
     let run = path.file_stem().and_then(|stem| stem.to_str()).ok_or_else(|| malformed("its name is no run id"))?;
     let parent = path.parent().ok_or_else(|| malformed("it has no directory"))?;
+    // The journal may not be there yet; its owner is.
+    if let Some(owner) = owner_of(run) {
+        wait_for_end(owner);
+    }
     let Some(directory) = Directory::existing(parent)? else { return Ok(None) };
-    let Some(stored) = Stored::load(&directory, run)? else { return Ok(None) };
-    if stored.state() == State::Running {
+    if let Some(stored) = Stored::load(&directory, run)?
+        && stored.state() == State::Running
+    {
         wait_for_end(stored.header.owner);
     }
     recover_one(&directory, run, Mode::Apply)
+}
+
+/// The process that [`crate::new_run_id`] made this id for.
+fn owner_of(run: &str) -> Option<Process> {
+    let (pid, start) = run.split_once('-')?;
+    Some(Process { pid: pid.parse().ok()?, start: start.parse().ok()? })
 }
 
 /// Returns once `owner` is dead.

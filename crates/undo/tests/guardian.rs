@@ -6,6 +6,7 @@ use common::*;
 use muster_undo::{Change, Directory, Process, Thread, recover, system};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
 
 fn signal(pid: u32, signal: Signal) {
@@ -64,6 +65,39 @@ fn a_guardian_is_deaf_and_ends_with_its_owner() {
     owner.kill();
     wait_for("the guardian to end", || !guardian.is_alive());
     assert!(!directory.path().join("orderly.journal").exists());
+}
+
+#[test]
+fn a_guardian_waits_for_a_journal_that_is_not_there_yet() {
+    let directory = private_directory();
+    let journals = || {
+        fs::read_dir(directory.path())
+            .unwrap()
+            .flatten()
+            .any(|it| it.path().extension().is_some_and(|it| it == "journal"))
+    };
+    let mut owner = Talker::start(Command::new(HELPER).arg("early").arg(directory.path()));
+    let guardian = Process::of(owner.line().parse().unwrap()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    assert!(guardian.is_alive(), "it waits for its owner");
+    assert_eq!(owner.say("go on"), "ready");
+    assert!(journals());
+    owner.kill();
+    wait_for("the journal to go", || !journals());
+    wait_for("the guardian to end", || !guardian.is_alive());
+}
+
+#[test]
+fn a_guardian_removes_a_journal_whose_maker_died_before_it_had_written() {
+    let directory = private_directory();
+    let mut owner = Talker::start(Command::new(HELPER).arg("early").arg(directory.path()));
+    let guardian = Process::of(owner.line().parse().unwrap()).unwrap();
+    let run = format!("{}-{}", owner.child.id(), owner.process().start);
+    let journal = directory.path().join(format!("{run}.journal"));
+    fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&journal).unwrap();
+    owner.kill();
+    wait_for("the guardian to end", || !guardian.is_alive());
+    assert!(!journal.exists());
 }
 
 #[test]

@@ -3,10 +3,11 @@
 //!
 //! `own DIR RUN` obeys lines on standard input (`guard`, `record JSON`,
 //! `write FILE VALUE`, `restore`) and answers each with one line;
+//! `early DIR` starts the guardian, and makes its journal at the first line;
 //! `guard --journal FILE` is the guardian; `sleep THREADS PROCESSES` is a program of sleeping threads;
 //! `daemon` leaves its parent and clears its environment.
 
-use muster_undo::{Change, Directory, Journal, guardian};
+use muster_undo::{Change, Directory, Journal, guardian, new_run_id};
 use std::error::Error;
 use std::io::{BufRead, stdin};
 use std::os::unix::process::CommandExt;
@@ -18,6 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["own", directory, run] => own(Path::new(directory), run),
+        ["early", directory] => early(Path::new(directory)),
         ["guard", "--journal", file] => Ok(guardian::watch(Path::new(file)).map(|_report| ())?),
         ["sleep", threads, processes] => sleep(threads.parse()?, processes.parse()?),
         ["daemon"] => daemon(),
@@ -27,11 +29,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn own(directory: &Path, run: &str) -> Result<(), Box<dyn Error>> {
     let journal = Journal::create(Directory::at(directory)?, run)?;
+    let directory = Directory::at(directory)?;
     println!("ready");
     for line in stdin().lock().lines() {
         let line = line?;
         match line.split_once(' ').unwrap_or((&line, "")) {
-            ("guard", _) => println!("{}", guardian::spawn(&journal)?.pid()),
+            ("guard", _) => println!("{}", guardian::spawn(&directory, run)?.pid()),
             ("record", json) => {
                 let change: Change = serde_json::from_str(json)?;
                 match journal.record(&change) {
@@ -47,6 +50,16 @@ fn own(directory: &Path, run: &str) -> Result<(), Box<dyn Error>> {
             _ => return Err(format!("unknown command `{line}`").into()),
         }
     }
+    Ok(())
+}
+
+fn early(directory: &Path) -> Result<(), Box<dyn Error>> {
+    let (directory, run) = (Directory::at(directory)?, new_run_id()?);
+    println!("{}", guardian::spawn(&directory, &run)?.pid());
+    stdin().read_line(&mut String::new())?;
+    let _journal = Journal::create(directory, &run)?;
+    println!("ready");
+    stdin().read_line(&mut String::new())?;
     Ok(())
 }
 
