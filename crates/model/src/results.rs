@@ -313,18 +313,68 @@ pub struct Series {
 /// What `muster vsuite` measured: how programs scale over cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SuiteResults {
-    /// Where the programs ran: `native`.
+    /// Where the programs ran: `native`, or `native and VM`.
     pub platform: String,
+    /// The virtual machine, where they ran in one too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vm: Option<SuiteVm>,
     /// How many cores there are.
     pub cores: u32,
     /// The seed that the inputs were generated from.
     pub seed: u64,
     /// The size of the inputs, relative to the paper's.
     pub scale: f64,
-    /// One entry a program and number of cores.
+    /// One entry a program, number of cores and place.
     pub rows: Vec<SuiteRow>,
     /// Programs that did not run.
     pub skipped: Vec<SuiteSkip>,
+}
+
+/// The virtual machine of a suite.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SuiteVm {
+    /// What runs its instructions.
+    pub accelerator: Accelerator,
+    /// Whether its times are those of a virtual machine on this hardware; an emulator's are not.
+    pub is_timing: bool,
+    /// The release of the guest's kernel.
+    pub kernel: String,
+    /// The release of the kernel here.
+    pub host_kernel: String,
+    /// Why it is not what was to be expected, if so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+}
+
+/// What runs a virtual machine's instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Accelerator {
+    /// The hardware, by the kernel's KVM.
+    Kvm,
+    /// QEMU's emulator (Tiny Code Generator).
+    Tcg,
+}
+
+impl Accelerator {
+    /// Its name, as QEMU has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+}
+
+/// Where a program ran.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SuitePlace {
+    /// On this machine, as it stands.
+    #[default]
+    Native,
+    /// In a virtual machine that muster started.
+    Vm,
 }
 
 /// A program on some number of cores.
@@ -332,6 +382,9 @@ pub struct SuiteResults {
 pub struct SuiteRow {
     /// The program's name.
     pub program: String,
+    /// Where it ran.
+    #[serde(default)]
+    pub place: SuitePlace,
     /// On how many cores it ran, with as many threads.
     pub cores: u32,
     /// What tells how fast it is.
@@ -340,11 +393,16 @@ pub struct SuiteRow {
     pub median: f64,
     /// Half the distance between the quartiles over the median; `None` for a single run.
     pub spread: Option<f64>,
-    /// How many times as fast it is as on 1 core; `None` where that was not measured.
+    /// How many times as fast it is as on 1 core in the same place; `None` where that was not measured, and where times
+    /// are an emulator's.
     pub speedup: Option<f64>,
+    /// How much longer it takes in the VM than natively on as many cores: 0.5 is half as long again. `None` natively, and
+    /// where times are an emulator's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub degradation: Option<f64>,
     /// Share of the CPU time that was spent in the kernel, 0 to 1: the median over the runs.
     pub kernel_share: f64,
-    /// Whether the results were those of one thread.
+    /// Whether the results were those of one thread, natively.
     pub check: SuiteCheck,
     /// The runs.
     pub runs: Vec<SuiteRun>,

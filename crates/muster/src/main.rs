@@ -33,6 +33,8 @@ enum Command {
     Undo(commands::undo::Args),
     Vsuite(commands::vsuite::Args),
     #[command(hide = true)]
+    VsuiteGuest(commands::vsuite::GuestArgs),
+    #[command(hide = true)]
     VsuiteRun(commands::vsuite::RunArgs),
 }
 
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Study(args) => commands::study::run(args),
         Command::Undo(args) => commands::undo::run(args),
         Command::Vsuite(args) => commands::vsuite::run(args),
+        Command::VsuiteGuest(args) => commands::vsuite::run_in_guest(args),
         Command::VsuiteRun(args) => commands::vsuite::run_child(args),
     };
     exit_code(outcome)

@@ -7,7 +7,7 @@ use crate::judge::{KindError, errors_by_kind};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
 use muster_model::results::{
     Arm, Comparison, Explanation, HomeCheck, Prediction, Projected, Projection, StudyKind, StudyResults, SuiteCheck,
-    SuiteMeasure, SuiteResults, SuiteRow,
+    SuiteMeasure, SuitePlace, SuiteResults, SuiteRow, SuiteVm,
 };
 use muster_model::{Account, Amount, Ledger};
 use std::fmt::Write;
@@ -46,42 +46,94 @@ pub fn suite(results: &SuiteResults) -> String {
     suite_at(results, terminal_width())
 }
 
-/// The rows of the program that was measured last, in short.
-pub fn suite_news(results: &SuiteResults) -> Vec<String> {
-    let Some(last) = results.rows.last() else { return Vec::new() };
+/// The rows of a program, in short.
+pub fn suite_news(results: &SuiteResults, program: &str) -> Vec<String> {
     let line = |row: &SuiteRow| {
-        let [program, cores, median, spread, speedup, _, check] = suite_row(row);
-        format!("{program} on {cores}: {median} {spread}, speed-up {speedup}, {check}")
+        let place = match row.place {
+            SuitePlace::Native => "",
+            SuitePlace::Vm => " in the VM",
+        };
+        let degradation = match row.place {
+            SuitePlace::Native => String::new(),
+            SuitePlace::Vm => format!(", degradation: {}", degradation(row)),
+        };
+        let SuiteTexts { median, spread, speedup, check, .. } = SuiteTexts::of(row);
+        format!("{program} on {}{place}: {median} {spread}, speed-up {speedup}{degradation}, {check}", row.cores)
     };
-    results.rows.iter().filter(|row| row.program == last.program).map(line).collect()
+    results.rows.iter().filter(|row| row.program == program).map(line).collect()
 }
 
-/// The columns of a suite.
-pub(crate) const SUITE_HEADER: [&str; 7] =
-    ["program", "cores", "median", "spread", "speed-up", "kernel share", "result"];
-/// Those that hold numbers.
-pub(crate) const SUITE_NUMERIC: [usize; 5] = [1, 2, 3, 4, 5];
+/// The virtual machine of a suite: what it is, and what has to be known about it, a line each.
+pub fn suite_vm(vm: &SuiteVm) -> Vec<String> {
+    let emulated = if vm.is_timing { "" } else { ", emulated: NOT A TIMING" };
+    let mut lines = vec![format!("VM: {}, Linux {}{emulated}", vm.accelerator.name(), vm.kernel)];
+    if vm.is_timing && vm.kernel != vm.host_kernel {
+        lines.push(format!("natively Linux {}: what the kernels differ in is in the degradation", vm.host_kernel));
+    }
+    lines.extend(vm.note.clone());
+    lines
+}
+
+/// The columns of a suite, and which of them hold numbers.
+pub(crate) fn suite_header(has_vm: bool) -> (Vec<&'static str>, Vec<usize>) {
+    if has_vm {
+        let names = ["program", "cores", "median", "spread", "speed-up", "degradation", "kernel share", "result"];
+        (names.to_vec(), vec![2, 3, 4, 5, 6])
+    } else {
+        let names = ["program", "cores", "median", "spread", "speed-up", "kernel share", "result"];
+        (names.to_vec(), vec![1, 2, 3, 4, 5])
+    }
+}
 
 /// A row of a suite, as text.
-pub(crate) fn suite_row(row: &SuiteRow) -> [String; 7] {
-    let median = match row.measure {
-        SuiteMeasure::Seconds => duration(row.median * 1e9),
-        SuiteMeasure::MegabytesPerSecond => with_unit(row.median, "MB/s"),
+pub(crate) fn suite_row(row: &SuiteRow, has_vm: bool) -> Vec<String> {
+    let SuiteTexts { median, spread, speedup, check } = SuiteTexts::of(row);
+    let place = match row.place {
+        SuitePlace::Native => "",
+        SuitePlace::Vm => " VM",
     };
-    let check = match row.check {
-        SuiteCheck::Verified => "verified",
-        SuiteCheck::Differs => "WRONG",
-        SuiteCheck::NoResult => "none to verify",
-    };
-    [
-        row.program.clone(),
-        row.cores.to_string(),
-        median,
-        row.spread.map_or("-".to_owned(), |spread| format!("± {}", percent(spread))),
-        row.speedup.map_or("-".to_owned(), ratio),
-        percent(row.kernel_share),
-        check.to_owned(),
-    ]
+    let (program, cores, kernel_share) = (row.program.clone(), row.cores.to_string(), percent(row.kernel_share));
+    if has_vm {
+        vec![program, cores + place, median, spread, speedup, degradation(row), kernel_share, check]
+    } else {
+        vec![program, cores, median, spread, speedup, kernel_share, check]
+    }
+}
+
+fn degradation(row: &SuiteRow) -> String {
+    match (row.place, row.degradation) {
+        (SuitePlace::Native, _) => "-".to_owned(),
+        (SuitePlace::Vm, Some(loss)) => percent(loss),
+        (SuitePlace::Vm, None) => "not a timing".to_owned(),
+    }
+}
+
+/// What a row holds, as text.
+struct SuiteTexts {
+    median: String,
+    spread: String,
+    speedup: String,
+    check: String,
+}
+
+impl SuiteTexts {
+    fn of(row: &SuiteRow) -> Self {
+        let median = match row.measure {
+            SuiteMeasure::Seconds => duration(row.median * 1e9),
+            SuiteMeasure::MegabytesPerSecond => with_unit(row.median, "MB/s"),
+        };
+        let check = match row.check {
+            SuiteCheck::Verified => "verified",
+            SuiteCheck::Differs => "WRONG",
+            SuiteCheck::NoResult => "none to verify",
+        };
+        Self {
+            median,
+            spread: row.spread.map_or("-".to_owned(), |spread| format!("± {}", percent(spread))),
+            speedup: row.speedup.map_or("-".to_owned(), ratio),
+            check: check.to_owned(),
+        }
+    }
 }
 
 fn suite_at(results: &SuiteResults, width: u16) -> String {
@@ -93,10 +145,14 @@ fn suite_at(results: &SuiteResults, width: u16) -> String {
         results.scale,
         results.seed
     );
+    if let Some(vm) = &results.vm {
+        suite_vm(vm).iter().for_each(|line| text.push_str(&format!("{line}\n")));
+    }
     if !results.rows.is_empty() {
-        let mut table = new_table(width, &SUITE_HEADER);
-        align_right(&mut table, &SUITE_NUMERIC);
-        table.add_rows(results.rows.iter().map(suite_row));
+        let (names, numeric) = suite_header(results.vm.is_some());
+        let mut table = new_table(width, &names);
+        align_right(&mut table, &numeric);
+        table.add_rows(results.rows.iter().map(|row| suite_row(row, results.vm.is_some())));
         let _ = write!(text, "\n{}\n", table.trim_fmt());
     }
     for skip in &results.skipped {
@@ -415,7 +471,17 @@ mod tests {
     fn a_suite_tells_what_was_verified_and_what_did_not_run() {
         let ResultFile::Vsuite(results) = fixture(include_str!("../tests/fixtures/vsuite.json")) else { panic!() };
         insta::assert_snapshot!(suite_at(&results, PLAIN_WIDTH));
-        assert_eq!(suite_news(&results), ["dbench on 2: 2,890 MB/s ± 1.2 %, speed-up -, none to verify"]);
+        assert_eq!(suite_news(&results, "dbench"), ["dbench on 2: 2,890 MB/s ± 1.2 %, speed-up -, none to verify"]);
+    }
+
+    #[test]
+    fn a_vm_stands_beside_and_an_emulator_is_no_timing() {
+        let ResultFile::Vsuite(results) = fixture(include_str!("../tests/fixtures/vsuite-kvm.json")) else { panic!() };
+        insta::assert_snapshot!("suite_in_kvm", suite_at(&results, PLAIN_WIDTH));
+        let ResultFile::Vsuite(results) = fixture(include_str!("../tests/fixtures/vsuite-tcg.json")) else { panic!() };
+        let text = suite_at(&results, PLAIN_WIDTH);
+        insta::assert_snapshot!("suite_in_tcg", text);
+        assert!(text.lines().all(|line| line.chars().count() <= PLAIN_WIDTH.into()), "{text}");
     }
 
     #[test]

@@ -3,13 +3,15 @@
 use muster_report::input::{Document, parse};
 use muster_report::page::page;
 
-const FIXTURES: [(&str, &str); 6] = [
+const FIXTURES: [(&str, &str); 8] = [
     ("probe.json", include_str!("fixtures/probe.json")),
     ("explain.json", include_str!("fixtures/explain.json")),
     ("compare.json", include_str!("fixtures/compare.json")),
     ("study.json", include_str!("fixtures/study.json")),
     ("numbers.ndjson", include_str!("fixtures/numbers.ndjson")),
     ("vsuite.json", include_str!("fixtures/vsuite.json")),
+    ("vsuite-kvm.json", include_str!("fixtures/vsuite-kvm.json")),
+    ("vsuite-tcg.json", include_str!("fixtures/vsuite-tcg.json")),
 ];
 
 fn documents() -> Vec<Document> {

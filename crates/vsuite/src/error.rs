@@ -1,5 +1,6 @@
 //! What can go wrong in a suite.
 
+use crate::platform::Job;
 use thiserror::Error;
 
 /// Why a suite could not be started, or ended before its last run.
@@ -35,6 +36,9 @@ pub enum SuiteError {
         /// What is wrong.
         found: String,
     },
+    /// There can be no virtual machine here.
+    #[error("--vm: {0}")]
+    NoVm(String),
     /// The system refused something.
     #[error("{what}: {source}")]
     System {
@@ -51,6 +55,11 @@ impl SuiteError {
         Self::BadInput { what: what.into(), found: found.into(), allowed: allowed.into() }
     }
 
+    /// A job that failed in this way.
+    pub fn run_failed(job: &Job, how: impl Into<String>, tail: impl Into<String>) -> Self {
+        Self::RunFailed { program: job.program.clone(), cores: job.cores, how: how.into(), tail: tail.into() }
+    }
+
     /// A closure that turns the system's error into one that says what was tried.
     pub fn system<E: Into<std::io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
         let what = what.into();
@@ -63,9 +72,5 @@ fn cores_text(cores: usize) -> String {
 }
 
 fn tail_text(tail: &str) -> String {
-    if tail.is_empty() {
-        "; it wrote nothing to standard error".to_owned()
-    } else {
-        format!("; its last words:\n{tail}")
-    }
+    if tail.is_empty() { "; it wrote nothing about it".to_owned() } else { format!("; its last words:\n{tail}") }
 }

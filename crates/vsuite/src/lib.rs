@@ -3,7 +3,8 @@
 //! Seven are our own, with the threads of the originals; `make` and `dbench` are the real ones.
 //!
 //! [`run`] makes inputs, runs programs over a list of core counts, each run in a process of its own, and compares their
-//! results with those of one thread. Where the processes run is a [`Platform`]'s business.
+//! results with those of one thread. Where the processes run, natively or in a virtual machine ([`vm`]), is a
+//! [`Platform`]'s business.
 
 mod catalog;
 mod error;
@@ -12,8 +13,10 @@ mod platform;
 pub mod programs;
 mod store;
 mod suite;
+pub mod vm;
 
 pub use catalog::{Program, run_one};
 pub use error::SuiteError;
 pub use platform::{Finished, Job, Native, Platform};
 pub use suite::{Event, Plan, run, usual_cores};
+pub use vm::{VmPlan, guest::run_guest};

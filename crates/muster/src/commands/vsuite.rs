@@ -4,9 +4,11 @@ use super::study::print;
 use crate::BadInput;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
-use muster_model::results::{ResultFile, SuiteCheck, SuiteResults};
+use muster_model::results::{Accelerator, ResultFile, SuiteCheck, SuiteResults, SuiteSkip};
 use muster_report::table;
-use muster_vsuite::{Event, Native, Plan, Platform, Program, SuiteError, run_one};
+use muster_vsuite::vm::MAX_CORES;
+use muster_vsuite::{Event, Native, Plan, Program, SuiteError, VmPlan, run_guest, run_one};
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -15,11 +17,13 @@ use std::process::ExitCode;
 ///
 /// The programs are those by which the iXen paper tells what keeps programs from scaling in virtual machines: make,
 /// dbench, histogram, wordcount, linear-regression, compress, xml-validation, dedup and streamcluster. Inputs are
-/// generated from the seed and gone at the end. See docs/vsuite.md.
+/// generated from the seed and gone at the end. With --vm each also runs in a virtual machine of as many vCPUs, and what
+/// it loses there is printed beside it. See docs/vsuite.md.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   muster vsuite
   muster vsuite --programs dedup,streamcluster --cores 1,2 --runs 3
+  muster vsuite --vm --cores 1,2,4
   muster vsuite --scale 1 --dir /mnt/big --out vsuite.json")]
 pub struct Args {
     /// Only these programs.
@@ -40,6 +44,15 @@ pub struct Args {
     /// Where inputs and outputs lie; /dev/shm where it can be written, when absent.
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
+    /// Also run everything in a QEMU guest: KVM where it works, else the emulator, whose times are none.
+    #[arg(long)]
+    vm: bool,
+    /// What runs the guest's instructions; without it, KVM is tried first.
+    #[arg(long, value_enum, value_name = "NAME", requires = "vm")]
+    accel: Option<Accel>,
+    /// The guest's kernel; an installed one or the distribution's package, when absent.
+    #[arg(long, value_name = "FILE", requires = "vm")]
+    kernel: Option<PathBuf>,
     /// Leave the inputs for the next time.
     #[arg(long)]
     keep: bool,
@@ -49,6 +62,12 @@ pub struct Args {
     /// Also write the results to FILE, anew after every program.
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Accel {
+    Kvm,
+    Tcg,
 }
 
 /// One measured run of one of our own programs; started by `muster vsuite`.
@@ -64,15 +83,19 @@ pub struct RunArgs {
     output: PathBuf,
 }
 
+/// The first process of a virtual machine; started by `muster vsuite --vm`.
+#[derive(clap::Args)]
+pub struct GuestArgs {}
+
 /// Measures and prints; fails when a result was wrong, and when no program could be run.
 pub fn run(args: Args) -> anyhow::Result<ExitCode> {
-    let platform = Native::new()?;
+    let cores = Native::new()?.cores();
     let (out, as_json) = (args.out.clone(), args.json);
-    let plan = plan(args, &platform).map_err(input_error)?;
-    plan.check(platform.cores()).map_err(input_error)?;
+    let plan = plan(args, cores).map_err(input_error)?;
+    plan.check(cores).map_err(input_error)?;
     out.as_deref().map_or(Ok(()), super::probe::check_writable)?;
-    let bar = ProgressBar::new((plan.programs.len() * plan.cores.len() * plan.runs) as u64).with_style(style());
-    let outcome = muster_vsuite::run(&plan, &platform, &mut |event| show(&bar, &plan, out.as_deref(), event));
+    let bar = ProgressBar::new(plan.programs.len() as u64 * runs_of_a_program(&plan)).with_style(style());
+    let outcome = muster_vsuite::run(&plan, &mut |event| show(&bar, &plan, out.as_deref(), event));
     bar.finish_and_clear();
     let results = outcome.map_err(input_error)?;
     print(&if as_json { json(&results)? } else { table::suite(&results) })?;
@@ -86,38 +109,61 @@ pub fn run_child(args: RunArgs) -> anyhow::Result<ExitCode> {
     print(&format!("{checksum:016x}"))
 }
 
-fn plan(args: Args, platform: &dyn Platform) -> Result<Plan, SuiteError> {
+/// The body of the hidden `vsuite-guest`: switches the machine off when it is done.
+pub fn run_in_guest(_: GuestArgs) -> anyhow::Result<ExitCode> {
+    run_guest().map_err(input_error)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn plan(args: Args, cores: usize) -> Result<Plan, SuiteError> {
     let programs: Vec<Program> = args.programs.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
     // A path that stays the same program, also when the file is replaced while the suite runs.
     let muster = format!("/proc/{}/exe", std::process::id());
+    let accelerator = args.accel.map(|accel| match accel {
+        Accel::Kvm => Accelerator::Kvm,
+        Accel::Tcg => Accelerator::Tcg,
+    });
+    let usual = || muster_vsuite::usual_cores(if args.vm { cores.min(MAX_CORES) } else { cores });
     Ok(Plan {
         programs: if programs.is_empty() { Program::ALL.to_vec() } else { programs },
-        cores: if args.cores.is_empty() { muster_vsuite::usual_cores(platform.cores()) } else { args.cores },
+        cores: if args.cores.is_empty() { usual() } else { args.cores },
         runs: args.runs,
         scale: args.scale,
         seed: args.seed,
         dir: args.dir,
         keep: args.keep,
         runner: [muster, "vsuite-run".to_owned()],
+        vm: args.vm.then_some(VmPlan { accelerator, kernel: args.kernel }),
     })
+}
+
+fn runs_of_a_program(plan: &Plan) -> u64 {
+    let places = if plan.vm.is_some() { 2 } else { 1 };
+    (plan.cores.len() * plan.runs * places) as u64
 }
 
 fn show(bar: &ProgressBar, plan: &Plan, out: Option<&Path>, event: Event<'_>) -> Result<(), SuiteError> {
     match event {
+        Event::Waits(what) => bar.set_message(what.to_owned()),
+        Event::HasVm(vm) => bar.suspend(|| table::suite_vm(vm).iter().for_each(|line| eprintln!("{line}"))),
         Event::Prepares(program) => bar.set_message(format!("{program}: making its input")),
-        Event::Skipped(skip) => {
-            bar.inc((plan.cores.len() * plan.runs) as u64);
-            bar.suspend(|| eprintln!("SKIPPED: {}: {}", skip.program, skip.why));
-        }
+        Event::Skipped(SuiteSkip { program, why }) => bar.suspend(|| eprintln!("SKIPPED: {program}: {why}")),
         Event::Begins { program, cores, run } => bar.set_message(format!("{program} on {cores}, {run}")),
         Event::Ran => bar.inc(1),
-        Event::Measured(results) => {
-            bar.suspend(|| table::suite_news(results).iter().for_each(|line| eprintln!("{line}")));
+        Event::Measured { program, results } => {
+            bar.set_position(programs_done(results) * runs_of_a_program(plan));
+            let news = table::suite_news(results, program.name());
+            bar.suspend(|| news.iter().for_each(|line| eprintln!("{line}")));
             return out.map_or(Ok(()), |file| write(results, file));
         }
     }
     bar.tick();
     Ok(())
+}
+
+fn programs_done(results: &SuiteResults) -> u64 {
+    let run = results.rows.iter().map(|row| &row.program);
+    run.chain(results.skipped.iter().map(|skip| &skip.program)).collect::<BTreeSet<_>>().len() as u64
 }
 
 fn write(results: &SuiteResults, file: &Path) -> Result<(), SuiteError> {

@@ -4,7 +4,7 @@ use crate::format::{duration, percent, ratio, significant};
 use crate::input::{Document, Study};
 use crate::judge::{errors_by_kind, kind_word};
 use muster_model::profile::names;
-use muster_model::results::{Comparison, Explanation, SuiteResults};
+use muster_model::results::{Comparison, Explanation, SuitePlace, SuiteResults, SuiteRow};
 use muster_model::{Distance, Profile};
 
 /// What one document says: what it is about, and sentences.
@@ -79,16 +79,29 @@ fn of_study(study: &Study) -> Vec<String> {
     errors_by_kind(&study.numbers).into_iter().map(sentence).collect()
 }
 
-/// How well the programs that were measured on the most cores use them.
+/// How well the programs that were measured on the most cores use them, and which loses most in the VM.
 fn of_suite(results: &SuiteResults) -> Vec<String> {
     let most = results.rows.iter().map(|row| row.cores).max().unwrap_or(0);
-    let mut speedups: Vec<(f64, &str)> = results
-        .rows
-        .iter()
-        .filter(|row| row.cores == most && most > 1)
+    let on_most = || results.rows.iter().filter(|row| row.cores == most);
+    let of_vm = results.vm.as_ref().map(|vm| {
+        if !vm.is_timing {
+            return "The VM was emulated: what it took is not a timing.".to_owned();
+        }
+        let worst = on_most().filter_map(|row| Some((row.degradation?, &row.program)));
+        let worst = worst.max_by(|a, b| a.0.total_cmp(&b.0));
+        worst.map_or_else(String::new, |(loss, program)| {
+            format!("On {most} cores {program} loses most by the VM: it takes {} longer than natively.", percent(loss))
+        })
+    });
+    of_native(most, on_most()).into_iter().chain(of_vm.filter(|sentence| !sentence.is_empty())).collect()
+}
+
+fn of_native<'a>(most: u32, rows: impl Iterator<Item = &'a SuiteRow>) -> Option<String> {
+    let mut speedups: Vec<(f64, &str)> = rows
+        .filter(|row| row.place == SuitePlace::Native && most > 1)
         .filter_map(|row| Some((row.speedup?, row.program.as_str())))
         .collect();
     speedups.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let (Some(best), Some(worst)) = (speedups.first(), speedups.last()) else { return Vec::new() };
-    vec![format!("On {most} cores {} is {} as fast as on 1, {} {}.", best.1, ratio(best.0), worst.1, ratio(worst.0))]
+    let (best, worst) = (speedups.first()?, speedups.last()?);
+    Some(format!("On {most} cores {} is {} as fast as on 1, {} {}.", best.1, ratio(best.0), worst.1, ratio(worst.0)))
 }

@@ -36,7 +36,8 @@ impl Ready for Dbench {
         let dir = store.fresh_dir(NAME)?;
         let (seconds, clients) = (self.seconds.to_string(), cores.to_string());
         let argv = [NAME, "-t", &seconds, "-D", ".", &clients].map(Into::into).to_vec();
-        Ok(Job { program: NAME, argv, dir, cores })
+        let (program, packages) = (NAME.to_owned(), vec![NAME.to_owned()]);
+        Ok(Job { program, argv, needs: vec![dir.clone()], dir, cores, packages, ..Job::default() })
     }
 
     fn read(&self, store: &Store, finished: &Finished) -> Result<Reading, SuiteError> {
