@@ -7,8 +7,8 @@ use muster_model::study::Figure;
 fuzz_target!(|text: &str| {
     if let Ok(figure) = Figure::from_toml(text, "fuzz") {
         for number in &figure.numbers {
-            for run in number.measure.runs() {
-                figure.experiment(run, &number.workload).expect("reading the figure checked its runs");
+            for (run, workload) in number.runs() {
+                figure.experiment(run, workload).expect("reading the figure checked its runs");
             }
         }
     }

@@ -81,6 +81,33 @@ pub struct Platform {
     /// Data and unified caches of the first CPU, nearest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub caches: Vec<Cache>,
+    /// TLBs of the first CPU, nearest first; empty where they are not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tlbs: Vec<Tlb>,
+}
+
+/// One translation-lookaside buffer of a CPU: the entries for one size of page.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tlb {
+    /// 1 for the nearest.
+    pub level: u32,
+    /// Whose translations.
+    pub holds: TlbUse,
+    /// Of which pages: one of [`names::PAGE_SIZES`].
+    pub page: String,
+    /// How many, 1 or more.
+    pub entries: u32,
+}
+
+/// Whose translations a TLB holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TlbUse {
+    /// Of code.
+    Instructions,
+    /// Of data.
+    Data,
 }
 
 /// One cache of a CPU.
@@ -248,8 +275,8 @@ pub mod names {
             ["memory", "first-touch", page] => PAGE_SIZES.contains(&page),
             ["chase", page, size] => PAGE_SIZES.contains(&page) && size.strip_suffix('k').is_some_and(is_number),
             ["cache-transfer" | "message", far] => distance(far),
-            ["sim", "cpu" | "kernel" | "vmm" | "remedy", mechanism] => is_word(mechanism),
-            ["sim", "cpu" | "kernel" | "vmm" | "remedy", mechanism, far] => is_word(mechanism) && distance(far),
+            ["sim", "cpu" | "kernel" | "vmm" | "xen" | "remedy", mechanism] => is_word(mechanism),
+            ["sim", "cpu" | "kernel" | "vmm" | "xen" | "remedy", mechanism, far] => is_word(mechanism) && distance(far),
             _ => SINGLE.contains(&name) || STATED.contains(&name),
         }
     }
@@ -270,6 +297,12 @@ impl Profile {
     /// On malformed TOML, an unknown field, an impossible topology or a price that is negative or not a number.
     pub fn from_toml(text: &str, file: &str) -> Result<Self, ModelError> {
         let profile: Self = toml::from_str(text).map_err(|error| toml_error(text, file, &error))?;
+        for tlb in &profile.platform.tlbs {
+            if tlb.level == 0 || tlb.entries == 0 || !names::PAGE_SIZES.contains(&tlb.page.as_str()) {
+                let allowed = format!("level and entries of 1 or more, page {}", names::PAGE_SIZES.join(" or "));
+                return Err(ModelError::new(format!("{file}: platform.tlbs"), format!("{tlb:?}"), allowed));
+            }
+        }
         for (name, price) in &profile.prices {
             if !(price.ns.is_finite() && price.ns >= 0.0) {
                 return Err(ModelError::new(
@@ -387,6 +420,9 @@ mod tests {
         let text = text.replace("nan", "1\nspread_ns = -2");
         assert!(Profile::from_toml(&text, "m.toml").unwrap_err().to_string().contains("spread_ns"));
         assert!(Profile::from_toml("name = 'x'\n[topology]\nsockets = 0\n", "m.toml").is_err());
+        let text = "name = 'x'\n[topology]\n[[platform.tlbs]]\nlevel = 1\nholds = 'data'\npage = '4k'\nentries = 0\n";
+        let error = Profile::from_toml(text, "m.toml").unwrap_err().to_string();
+        assert!(error.contains("platform.tlbs") && error.contains("4k or 2m"), "{error}");
     }
 
     #[test]
@@ -412,7 +448,7 @@ mod tests {
         built.push(names::chase("4k", 1 << 20));
         built.push(names::cache_transfer(Distance::SameLlc));
         built.push(names::message(Distance::OtherNode));
-        built.extend(["sim.cpu.ipi-send", "sim.cpu.refill.same-llc"].map(String::from));
+        built.extend(["sim.cpu.ipi-send", "sim.cpu.refill.same-llc", "sim.xen.hypercall"].map(String::from));
         for name in built {
             assert!(names::is_known(&name), "{name}");
         }

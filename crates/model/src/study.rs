@@ -1,19 +1,95 @@
 //! Experiments and studies: what is simulated, and which numbers of a paper stand beside it. Data, read from TOML.
 
 use crate::profile::toml_error;
-use crate::results::StudyKind;
-use crate::{ModelError, cpuset::MAX_CPUS};
+use crate::{ModelError, Workload, cpuset::MAX_CPUS};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-/// Whether the program runs on the machine itself or in a VM with one vCPU per core.
+mod figure;
+mod measure;
+
+pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};
+pub use measure::{Aggregate, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+
+/// Where the program runs: on the machine itself, or in a VM whose vCPUs have a core each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Environment {
     /// On the machine itself.
     Native,
-    /// In a VM with one vCPU per core, each on its own core.
+    /// In a VM of KVM's with one vCPU per core, each on its own core, as in Gleaner.
     Virtual,
+    /// In a paravirtualized VM with direct paging on Xen (iXen's PVM), each vCPU on its own core.
+    Pv,
+    /// In a hardware-assisted VM with nested paging on Xen (iXen's HVM), each vCPU on its own core.
+    Hvm,
+}
+
+impl Environment {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Native => "native",
+            Self::Virtual => "virtual",
+            Self::Pv => "pv",
+            Self::Hvm => "hvm",
+        }
+    }
+
+    /// The remedies that exist there: what `all` stands for, and the alternative to the idle daemon.
+    pub fn remedies(self) -> &'static [Remedy] {
+        match self {
+            Self::Native | Self::Virtual => &[],
+            Self::Pv => &[Remedy::Idle, Remedy::Nohlt, Remedy::Itlb, Remedy::All],
+            Self::Hvm => &[Remedy::Vtime, Remedy::Idle, Remedy::Nohlt, Remedy::Cm, Remedy::All],
+        }
+    }
+}
+
+/// A remedy of iXen (Table 1 and section 3), where the bottleneck is that it removes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Remedy {
+    /// The PM timer's emulation takes its lock by try-lock; who fails waits for the holder and reads the fresh value
+    /// (section 3.1.2). HVM only.
+    Vtime,
+    /// An idle daemon of the lowest priority keeps each vCPU from halting (section 3.2.2).
+    Idle,
+    /// HLT is not intercepted (HVM), the block hypercall is not made (PV): the paper's second remedy to the idle
+    /// problem.
+    Nohlt,
+    /// A physical CPU with one vCPU to schedule skips load balancing (section 3.3.2). HVM only.
+    Cm,
+    /// Buffers start larger, so that fewer of them are remapped (section 3.4.2). PV only, and only for a workload that
+    /// declares growing `buffers`.
+    Itlb,
+    /// iXen: every remedy that exists in the environment and for the workload, `nohlt` excepted.
+    All,
+}
+
+impl Remedy {
+    /// Its name in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vtime => "vtime",
+            Self::Idle => "idle",
+            Self::Nohlt => "nohlt",
+            Self::Cm => "cm",
+            Self::Itlb => "itlb",
+            Self::All => "all",
+        }
+    }
+}
+
+/// The kernel in the VM, and on the machine itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum GuestKernel {
+    /// Linux 2.6.31, iXen's.
+    #[serde(rename = "linux-2.6.31")]
+    Linux2631,
+    /// PK: Linux with the scalability fixes of Boyd-Wickizer et al. (iXen, section 4.2).
+    #[serde(rename = "pk")]
+    Pk,
 }
 
 /// What a CPU does that has nothing to do.
@@ -85,8 +161,15 @@ pub struct Experiment {
     pub workload: String,
     /// Native or in a VM.
     pub environment: Environment,
-    /// Cores in use: the first so many of the machine.
+    /// The kernel; that of the Gleaner study (Linux 3.2) when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<GuestKernel>,
+    /// Cores in use: the first so many of the machine. In `pv` and `hvm`, those that the program uses: see `vcpus`.
     pub cores: u32,
+    /// The VM's vCPUs, in `pv` and `hvm`: `cores` or more, each on a core of its own; `cores` when absent. The others
+    /// have nothing to do but to tick and to read the clock.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u32>,
     /// Whether the machine may be scaled out to that many ([`crate::Topology::scaled_out`]).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub scale_out: bool,
@@ -112,6 +195,9 @@ pub struct Experiment {
     /// Who decides how many CPUs are active.
     #[serde(default = "no_consolidation")]
     pub consolidation: Consolidation,
+    /// iXen's remedies, in `pv` and `hvm`; [`Self::applied`] says which that makes.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub remedies: BTreeSet<Remedy>,
     /// Seed of every random draw.
     #[serde(default = "seed")]
     pub seed: u64,
@@ -164,10 +250,32 @@ impl Experiment {
         self.threads.unwrap_or(self.cores)
     }
 
-    /// Checks ranges.
+    /// The VM's vCPUs; on the machine itself, its cores.
+    pub fn vcpu_count(&self) -> u32 {
+        self.vcpus.unwrap_or(self.cores)
+    }
+
+    /// The remedies that are in force for a workload: `all` spelt out.
     ///
     /// # Errors
-    /// When a number is out of range.
+    /// When one of them does not exist for the workload.
+    pub fn applied(&self, workload: &Workload) -> Result<BTreeSet<Remedy>, ModelError> {
+        let fits = |remedy: Remedy| remedy != Remedy::Itlb || !workload.buffers.is_empty();
+        let there = || self.environment.remedies().iter().copied().filter(|&remedy| fits(remedy));
+        if self.remedies.contains(&Remedy::All) {
+            return Ok(there().filter(|&remedy| !matches!(remedy, Remedy::All | Remedy::Nohlt)).collect());
+        }
+        if let Some(remedy) = self.remedies.iter().find(|&&remedy| !fits(remedy)) {
+            let found = format!("`{}` for workload `{}`, which declares no `buffers`", remedy.name(), workload.name);
+            return Err(ModelError::new("remedies", found, names(there())));
+        }
+        Ok(self.remedies.clone())
+    }
+
+    /// Checks ranges and what excludes each other.
+    ///
+    /// # Errors
+    /// When a number is out of range, or a remedy does not exist in the environment.
     pub fn validate(&self) -> Result<(), ModelError> {
         if self.cores == 0 || self.cores as usize > MAX_CPUS {
             return Err(ModelError::new("cores", self.cores.to_string(), format!("1 to {MAX_CPUS}")));
@@ -181,239 +289,53 @@ impl Experiment {
         if !(self.limit_s.is_finite() && self.limit_s > 0.0 && self.limit_s <= 1e6) {
             return Err(ModelError::new("limit_s", self.limit_s.to_string(), "above 0, at most 1000000"));
         }
+        self.validate_vm()
+    }
+
+    fn validate_vm(&self) -> Result<(), ModelError> {
+        let there = self.environment.remedies();
+        if let Some(vcpus) = self.vcpus {
+            if there.is_empty() {
+                let found = format!("{vcpus} in environment `{}`", self.environment.name());
+                return Err(ModelError::new("vcpus", found, "with environment `pv` or `hvm` only"));
+            }
+            if vcpus < self.cores || vcpus as usize > MAX_CPUS {
+                return Err(ModelError::new(
+                    "vcpus",
+                    vcpus.to_string(),
+                    format!("`cores` ({}) to {MAX_CPUS}", self.cores),
+                ));
+            }
+        }
+        if let Some(remedy) = self.remedies.iter().find(|remedy| !there.contains(remedy)) {
+            let found = format!("`{}` in environment `{}`", remedy.name(), self.environment.name());
+            return Err(ModelError::new("remedies", found, names(there.iter().copied())));
+        }
+        let both = |a, b| self.remedies.contains(&a) && self.remedies.contains(&b);
+        if self.remedies.contains(&Remedy::All) && self.remedies.len() > 1 {
+            return Err(ModelError::new("remedies", "`all` beside others", "`all` alone, or single remedies"));
+        }
+        if both(Remedy::Idle, Remedy::Nohlt) {
+            return Err(ModelError::new(
+                "remedies",
+                "`idle` and `nohlt`",
+                "one of them: both keep vCPUs from blocking",
+            ));
+        }
         Ok(())
     }
 }
 
-/// What a number of a study is computed from. Names are those of the study's configurations.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Measure {
-    /// Mean time from the start of the waking call until the woken thread is back in user mode, in microseconds.
-    WakeLatency {
-        /// The run.
-        run: String,
-    },
-    /// Transitions of CPUs to idle per second.
-    IdleTransitions {
-        /// The run.
-        run: String,
-    },
-    /// How much longer than the baseline a run takes, in per cent.
-    Slowdown {
-        /// The run.
-        run: String,
-        /// What it is compared with.
-        baseline: String,
-    },
-    /// How many times as fast as the baseline a run is.
-    Speedup {
-        /// The run.
-        run: String,
-        /// What it is compared with.
-        baseline: String,
-    },
-    /// By how many times `from`'s slowdown exceeds `to`'s: slowdown(from) / slowdown(to), less 1 if `net`.
-    Reduction {
-        /// The run without the remedy.
-        from: String,
-        /// The run with it.
-        to: String,
-        /// What both are compared with.
-        baseline: String,
-        /// Whether the reduction is the part taken away, (from - to) / to, instead of the quotient.
-        net: bool,
-    },
-    /// Share of the time in which no more than `at_most` CPUs are active, in per cent.
-    ActiveShare {
-        /// The run.
-        run: String,
-        /// The number of CPUs.
-        at_most: u32,
-    },
-}
-
-impl Measure {
-    /// The configurations it names.
-    pub fn runs(&self) -> Vec<&str> {
-        match self {
-            Self::WakeLatency { run } | Self::IdleTransitions { run } | Self::ActiveShare { run, .. } => vec![run],
-            Self::Slowdown { run, baseline } | Self::Speedup { run, baseline } => vec![run, baseline],
-            Self::Reduction { from, to, baseline, .. } => vec![from, to, baseline],
-        }
-    }
-
-    /// Whether the value is a percentage that is judged as the factor 1 + value / 100.
-    pub fn is_degradation(&self) -> bool {
-        matches!(self, Self::Slowdown { .. })
-    }
-
-    /// Whether the value is a share.
-    pub fn is_share(&self) -> bool {
-        matches!(self, Self::ActiveShare { .. })
-    }
-}
-
-/// A number to compute, and the paper's beside it.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NumberSpec {
-    /// Row, as the paper names it.
-    pub row: String,
-    /// Column, as the paper names it.
-    pub column: String,
-    /// Unit.
-    pub unit: String,
-    /// The paper's value.
-    #[serde(default)]
-    pub paper: Option<f64>,
-    /// The bound the paper states in words.
-    #[serde(default)]
-    pub paper_bound: Option<String>,
-    /// How it is judged.
-    pub kind: StudyKind,
-    /// File of the workload.
-    pub workload: String,
-    /// What is computed.
-    pub measure: Measure,
-}
-
-/// A curve to draw.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SeriesSpec {
-    /// The curve's name.
-    pub name: String,
-    /// File of the workload.
-    pub workload: String,
-    /// What is drawn.
-    pub curve: Curve,
-}
-
-/// What a curve shows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub enum Curve {
-    /// The number of active CPUs over time, in seconds.
-    ActiveCpus {
-        /// The run.
-        run: String,
-    },
-    /// How many times as fast as the baseline each run is, over the run's number of cores.
-    Speedup {
-        /// What they are compared with.
-        baseline: String,
-        /// The runs.
-        runs: Vec<String>,
-    },
-}
-
-impl Curve {
-    /// The configurations it names.
-    pub fn runs(&self) -> Vec<&str> {
-        match self {
-            Self::ActiveCpus { run } => vec![run],
-            Self::Speedup { baseline, runs } => std::iter::once(baseline).chain(runs).map(String::as_str).collect(),
-        }
-    }
-}
-
-/// One table or figure of a paper.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Figure {
-    /// Table or figure, as the paper names it.
-    pub figure: String,
-    /// What is left open or assumed.
-    #[serde(default)]
-    pub notes: Vec<String>,
-    /// What all configurations share (fields of [`Experiment`]).
-    pub defaults: toml::Table,
-    /// By name, what each configuration sets besides.
-    pub configurations: BTreeMap<String, toml::Table>,
-    /// The numbers.
-    #[serde(default)]
-    pub numbers: Vec<NumberSpec>,
-    /// The curves.
-    #[serde(default)]
-    pub series: Vec<SeriesSpec>,
-}
-
-impl Figure {
-    /// Reads a figure from TOML; `file` names it in errors.
-    ///
-    /// # Errors
-    /// On malformed TOML, an unknown field, a configuration that is named and not there, a number named twice, or a
-    /// withheld number with a value.
-    pub fn from_toml(text: &str, file: &str) -> Result<Self, ModelError> {
-        let figure: Self = toml::from_str(text).map_err(|error| toml_error(text, file, &error))?;
-        figure.validate().map_err(|error| error.within(file))?;
-        Ok(figure)
-    }
-
-    fn validate(&self) -> Result<(), ModelError> {
-        let mut seen = BTreeSet::new();
-        for number in &self.numbers {
-            let place = format!("numbers.{}.{}", number.row, number.column);
-            if !seen.insert((&number.row, &number.column)) {
-                return Err(ModelError::new(place, "the same row and column twice", "each once"));
-            }
-            if number.kind == StudyKind::Withheld && number.paper.is_some() {
-                return Err(ModelError::new(place, "a value for a withheld number", "no `paper` for kind withheld"));
-            }
-            number.measure.runs().into_iter().try_for_each(|run| self.known(run, &place))?;
-        }
-        for series in &self.series {
-            let place = format!("series.{}", series.name);
-            series.curve.runs().into_iter().try_for_each(|run| self.known(run, &place))?;
-        }
-        for (name, number) in self.numbers.iter().map(|n| (n.row.as_str(), n)) {
-            for run in number.measure.runs() {
-                self.experiment(run, &number.workload).map_err(|error| error.within(&format!("numbers.{name}")))?;
-            }
-        }
-        Ok(())
-    }
-
-    fn known(&self, run: &str, place: &str) -> Result<(), ModelError> {
-        if self.configurations.contains_key(run) {
-            return Ok(());
-        }
-        let names = self.configurations.keys().cloned().collect::<Vec<_>>().join(", ");
-        Err(ModelError::new(place, format!("unknown configuration `{run}`"), names))
-    }
-
-    /// The experiment that configuration `name` makes of a workload.
-    ///
-    /// # Errors
-    /// When the configuration is unknown or the fields do not make an experiment.
-    pub fn experiment(&self, name: &str, workload: &str) -> Result<Experiment, ModelError> {
-        self.known(name, &self.figure)?;
-        let mut table = self.defaults.clone();
-        table.extend(self.configurations[name].clone());
-        table.insert("workload".into(), workload.into());
-        let experiment: Experiment = table.try_into().map_err(|error: toml::de::Error| {
-            let allowed = "the fields of an experiment, docs/study.md";
-            ModelError::new(format!("configurations.{name}"), error.message().to_owned(), allowed)
-        })?;
-        experiment.validate().map_err(|error| error.within(&format!("configurations.{name}")))?;
-        Ok(experiment)
-    }
-}
-
-/// How far a simulated value is from the paper's (DESIGN section 4): |ln(simulated / paper)| on values and on factors
-/// 1 + degradation; shares below 5 % by absolute points. `None` where the logarithm does not exist.
-pub fn error(simulated: f64, paper: f64, degradation: bool, share: bool) -> Option<f64> {
-    let (s, p) = if degradation { (1.0 + simulated / 100.0, 1.0 + paper / 100.0) } else { (simulated, paper) };
-    if share && paper < 5.0 {
-        return Some((simulated - paper).abs());
-    }
-    (s > 0.0 && p > 0.0).then(|| (s / p).ln().abs())
+/// Remedies as an error lists them.
+fn names(remedies: impl Iterator<Item = Remedy>) -> String {
+    let names = remedies.map(Remedy::name).collect::<Vec<_>>().join(", ");
+    if names.is_empty() { "no remedy there".to_owned() } else { names }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::results::StudyKind;
 
     const FIGURE: &str = r#"
         figure = "Figure 9"
@@ -462,9 +384,173 @@ mod tests {
 
     #[test]
     fn errors_are_judged_as_the_design_says() {
-        assert_eq!(error(583.0, 583.0, true, false), Some(0.0));
-        assert!((error(100.0, 0.0, true, false).unwrap() - 2f64.ln()).abs() < 1e-12);
-        assert_eq!(error(4.0, 1.0, false, true), Some(3.0));
-        assert_eq!(error(0.0, 5.0, false, false), None);
+        assert_eq!(error(583.0, 583.0, Scale::Degradation), Some(0.0));
+        assert!((error(100.0, 0.0, Scale::Degradation).unwrap() - 2f64.ln()).abs() < 1e-12);
+        assert!((error(-100.0, 50.0, Scale::Removal).unwrap() - 4f64.ln()).abs() < 1e-12);
+        assert_eq!(error(4.0, 1.0, Scale::Share), Some(3.0));
+        assert!((error(20.0, 10.0, Scale::Share).unwrap() - 2f64.ln()).abs() < 1e-12);
+        assert_eq!(error(0.0, 5.0, Scale::Value), None);
+    }
+
+    const XEN: &str = r#"
+        machine = "m.toml"
+        workload = "w.json"
+        environment = "hvm"
+        kernel = "pk"
+        cores = 8
+        vcpus = 32
+        remedies = ["vtime", "cm"]
+    "#;
+
+    fn workload(buffers: &str) -> Workload {
+        let text = format!(r#"{{"name":"w",{buffers}"groups":[{{"name":"g","count":1,"phases":[]}}]}}"#);
+        Workload::from_json(&text, "w.json").unwrap()
+    }
+
+    #[test]
+    fn a_vm_has_vcpus_beside_the_programs_cores() {
+        let experiment = Experiment::from_toml(XEN, "e.toml").unwrap();
+        assert_eq!((experiment.cores, experiment.thread_count(), experiment.vcpu_count()), (8, 8, 32));
+        assert_eq!(experiment.kernel, Some(GuestKernel::Pk));
+        let plain = Experiment::from_toml(&XEN.replace("vcpus = 32", ""), "e.toml").unwrap();
+        assert_eq!(plain.vcpu_count(), 8);
+    }
+
+    #[test]
+    fn remedies_are_refused_where_they_do_not_exist() {
+        for (from, to, wanted) in [
+            (
+                "\"hvm\"",
+                "\"pv\"",
+                "e.toml: remedies: found `vtime` in environment `pv`; allowed: idle, nohlt, itlb, all",
+            ),
+            ("\"cm\"", "\"itlb\"", "remedies: found `itlb` in environment `hvm`; allowed: vtime, idle, nohlt, cm, all"),
+            ("\"cm\"", "\"cmm\"", "unknown variant `cmm`"),
+            ("\"cm\"", "\"all\"", "`all` beside others"),
+            ("[\"vtime\", \"cm\"]", "[\"idle\", \"nohlt\"]", "found `idle` and `nohlt`; allowed: one of them"),
+            ("vcpus = 32", "vcpus = 7", "vcpus: found 7; allowed: `cores` (8) to 1024"),
+            ("vcpus = 32", "vcpus = 1000000", "vcpus: found 1000000"),
+            ("cores = 8", "cores = 1000000", "cores: found 1000000; allowed: 1 to 1024"),
+            ("\"pk\"", "\"linux\"", "unknown variant `linux`"),
+        ] {
+            let error = Experiment::from_toml(&XEN.replace(from, to), "e.toml").unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        for environment in ["native", "virtual"] {
+            let text = XEN.replace("hvm", environment);
+            let error = Experiment::from_toml(&text, "e.toml").unwrap_err().to_string();
+            assert!(error.contains(&format!("vcpus: found 32 in environment `{environment}`")), "{error}");
+            let error = Experiment::from_toml(&text.replace("vcpus = 32", ""), "e.toml").unwrap_err().to_string();
+            assert!(error.contains("allowed: no remedy there"), "{error}");
+        }
+    }
+
+    #[test]
+    fn itlb_is_for_workloads_with_growing_buffers() {
+        let (plain, growing) = (workload(""), workload(r#""buffers":{"b":{"initial_pages":1,"larger_pages":2}},"#));
+        let pv = |remedies: &str| {
+            let text = XEN.replace("hvm", "pv").replace(r#"["vtime", "cm"]"#, remedies);
+            Experiment::from_toml(&text, "e.toml").unwrap()
+        };
+        let error = pv(r#"["itlb"]"#).applied(&plain).unwrap_err().to_string();
+        assert!(error.contains("`itlb` for workload `w`") && error.ends_with("allowed: idle, nohlt, all"), "{error}");
+        assert_eq!(pv(r#"["itlb"]"#).applied(&growing).unwrap(), [Remedy::Itlb].into());
+        assert_eq!(pv(r#"["all"]"#).applied(&plain).unwrap(), [Remedy::Idle].into());
+        assert_eq!(pv(r#"["all"]"#).applied(&growing).unwrap(), [Remedy::Idle, Remedy::Itlb].into());
+        let hvm = Experiment::from_toml(&XEN.replace(r#""vtime", "cm""#, r#""all""#), "e.toml").unwrap();
+        assert_eq!(hvm.applied(&growing).unwrap(), [Remedy::Vtime, Remedy::Idle, Remedy::Cm].into());
+    }
+
+    const COLUMNS: &str = r#"
+        figure = "Figure 1"
+        programs = ["gmake", "XML validation"]
+        workloads = "w/{program}.json"
+        cores = [1, 4]
+        [defaults]
+        machine = "m.toml"
+        cores = 32
+        [configurations.native]
+        environment = "native"
+        [configurations.pvm]
+        environment = "pv"
+        vcpus = 32
+        [[columns]]
+        column = "PVM, {cores} cores"
+        unit = "%"
+        kind = "predicted"
+        cores = [1, 32]
+        measure = { slowdown = { run = "pvm@{cores}", baseline = "native@{cores}" } }
+        [columns.rows]
+        "XML validation" = "withheld"
+        gmake = { paper = 12, kind = "contested" }
+        [[columns]]
+        column = "kernel"
+        unit = "%"
+        kind = "calibrated"
+        measure = { kernel-share = { run = "native" } }
+        [columns.rows]
+        gmake = "< 10"
+        [[numbers]]
+        row = "PVM"
+        column = "mean"
+        unit = "x"
+        kind = "predicted"
+        aggregate = "geometric-mean"
+        measure = { speedup = { run = "native", baseline = "pvm" } }
+        [[series]]
+        name = "{program}, PVM"
+        curve = { speedup = { baseline = "native@1", runs = ["pvm@*"] } }
+    "#;
+
+    #[test]
+    fn a_column_is_a_number_a_program() {
+        let figure = Figure::from_toml(COLUMNS, "f.toml").unwrap();
+        let column = |name: &str| figure.numbers.iter().filter(|n| n.column == name).collect::<Vec<_>>();
+        let (one, many) = (column("PVM, 1 cores"), column("PVM, 32 cores"));
+        assert_eq!((one.len(), many.len(), column("kernel").len(), figure.numbers.len()), (2, 2, 1, 6));
+        assert_eq!((one[0].row.as_str(), one[0].paper, one[0].kind), ("gmake", Some(12.0), StudyKind::Contested));
+        assert_eq!((one[1].row.as_str(), one[1].paper, one[1].kind), ("XML validation", None, StudyKind::Withheld));
+        let runs: Vec<_> = many[1].runs().collect();
+        assert_eq!(runs, [("pvm@32", "w/xml-validation.json"), ("native@32", "w/xml-validation.json")]);
+        assert_eq!(figure.experiment("pvm@4", "w").unwrap().cores, 4);
+        assert_eq!(column("kernel")[0].paper_bound.as_deref(), Some("< 10"));
+        assert_eq!(column("mean")[0].terms.len(), 2);
+        let names: Vec<_> = figure.series.iter().map(|series| series.name.as_str()).collect();
+        assert_eq!(names, ["gmake, PVM", "XML validation, PVM"]);
+        assert_eq!(figure.series[0].curve.runs(), ["native@1", "pvm@1", "pvm@4"]);
+    }
+
+    #[test]
+    fn bad_columns_are_refused() {
+        for (from, to, wanted) in [
+            ("gmake = \"< 10\"", "make = \"< 10\"", "columns.kernel: found unknown program `make`"),
+            ("gmake = \"< 10\"", "gmake = \"witheld\"", "columns.kernel.rows.gmake: found `\"witheld\"`"),
+            ("{ paper = 12,", "{ value = 12,", "rows.gmake: found unknown field `value`"),
+            ("\"withheld\"", "{ paper = 1, kind = \"withheld\" }", "a value for a withheld number"),
+            ("baseline = \"native@{cores}\"", "base = \"native\"", "measure: found unknown field `base`"),
+            ("run = \"native\" }", "run = \"native@x\" }", "found `native@x`"),
+            ("run = \"native\" }", "run = \"native@0\" }", "cores: found 0"),
+            (
+                "kernel-share = { run = \"native\" }",
+                "function-share = { run = \"pvm\", function = \"f\" }",
+                "unknown function `f`",
+            ),
+            ("aggregate = \"geometric-mean\"", "", "neither one program's number nor an aggregate"),
+            ("{program}.json", "w.json", "a path with `{program}` in it"),
+            ("column = \"PVM, {cores} cores\"", "column = \"PVM\"", "the same row and column twice"),
+        ] {
+            let error = Figure::from_toml(&COLUMNS.replace(from, to), "f.toml").unwrap_err().to_string();
+            assert!(error.starts_with("f.toml") && error.contains(wanted), "{from}: {error}");
+        }
+    }
+
+    #[test]
+    fn aggregates_are_taken_of_factors() {
+        let of = |aggregate: Aggregate, scale| aggregate.of(&[0.0, 300.0], scale);
+        assert!((of(Aggregate::GeometricMean, Scale::Degradation) - 100.0).abs() < 1e-9);
+        assert!((of(Aggregate::ArithmeticMean, Scale::Value) - 150.0).abs() < 1e-9);
+        assert_eq!(of(Aggregate::Minimum, Scale::Value), 0.0);
+        assert_eq!(of(Aggregate::Maximum, Scale::Value), 300.0);
+        assert!((Aggregate::GeometricMean.of(&[50.0, 87.5], Scale::Removal) - 75.0).abs() < 1e-9);
     }
 }

@@ -38,6 +38,9 @@ pub struct Workload {
     /// Conditions by name.
     #[serde(default)]
     pub conditions: BTreeMap<String, Condition>,
+    /// Buffers by name that start small and grow by remapping.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub buffers: BTreeMap<String, Buffer>,
     /// The threads.
     pub groups: Vec<Group>,
 }
@@ -77,6 +80,17 @@ pub struct Condition {
     /// Permits at the start.
     #[serde(default)]
     pub permits: u64,
+}
+
+/// A buffer that each thread extends by remapping it when it is full. The remedy `itlb` starts it larger (iXen,
+/// section 3.4.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Buffer {
+    /// Its size at the start, in pages.
+    pub initial_pages: u64,
+    /// Its size at the start under `itlb`, in pages: more than `initial_pages`.
+    pub larger_pages: u64,
 }
 
 /// Threads that do the same.
@@ -322,6 +336,11 @@ impl Workload {
         }
         for (name, condition) in &self.conditions {
             range(&format!("conditions.{name}.permits"), condition.permits, 0, MAX_COUNT)?;
+        }
+        for (name, buffer) in &self.buffers {
+            range(&format!("buffers.{name}.initial_pages"), buffer.initial_pages, 1, MAX_COUNT - 1)?;
+            let place = format!("buffers.{name}.larger_pages");
+            range(&place, buffer.larger_pages, buffer.initial_pages + 1, MAX_COUNT)?;
         }
         self.check_lock_order()?;
         self.check_wait_cycles()

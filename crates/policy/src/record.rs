@@ -235,6 +235,7 @@ pub fn record(seen: &Seen, overheads: &Overheads) -> Option<Recording> {
         locks: BTreeMap::new(),
         barriers: BTreeMap::new(),
         conditions: BTreeMap::new(),
+        buffers: BTreeMap::new(),
         groups: Vec::new(),
     };
     let mut turn_cpu_ns = Vec::new();

@@ -163,6 +163,7 @@ pub fn platform(root: &Root, cpu: usize) -> Platform {
         steal_share: CpuTimes::read(root).and_then(|times| times.steal_share()),
         mitigations: mitigations(root),
         caches,
+        tlbs: Vec::new(),
     }
 }
 

@@ -16,6 +16,7 @@ use muster_model::workload::MAX_THREADS;
 use muster_model::{Distance, ModelError, Profile, Workload};
 use muster_policy::predict::HALT_COST;
 use muster_policy::record::{Overheads, Recording, copies};
+use std::collections::BTreeSet;
 
 /// What was seen of the program where it was recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -195,7 +196,9 @@ impl Stage<'_> {
             machine: String::new(),
             workload: String::new(),
             environment,
+            kernel: None,
             cores,
+            vcpus: None,
             scale_out: true,
             threads: None,
             idle,
@@ -204,6 +207,7 @@ impl Stage<'_> {
             wake_signal: WakeSignal::Ipi,
             yielding: false,
             consolidation: Consolidation::None,
+            remedies: BTreeSet::new(),
             seed: self.seed,
             scale: SCALE,
             limit_s: SCALE,

@@ -7,7 +7,7 @@ use crate::machine::derive::simulatable;
 use crate::machine::prices::Prices;
 use crate::workload::program::compile;
 use crate::world::{Counters, World};
-use muster_model::study::Experiment;
+use muster_model::study::{Environment, Experiment, GuestKernel};
 use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -84,6 +84,8 @@ impl Simulation {
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
         experiment.validate()?;
+        experiment.applied(workload)?;
+        simulated_yet(experiment)?;
         let topology = topology(experiment, profile)?;
         let cores = CpuSet::first(experiment.cores as usize);
         for group in &workload.groups {
@@ -140,6 +142,21 @@ impl Simulation {
             switches: after.switches - before.switches,
             events: world.counters.events,
         })
+    }
+}
+
+/// Xen's environments and the kernels of the iXen study can be described, and not be run.
+fn simulated_yet(experiment: &Experiment) -> Result<(), ModelError> {
+    let refused = |what: &str, found: &str, allowed: &str| {
+        Err(ModelError::new(what, format!("`{found}`, not simulated yet"), allowed))
+    };
+    match (experiment.environment, experiment.kernel) {
+        (Environment::Pv | Environment::Hvm, _) => {
+            refused("environment", experiment.environment.name(), "native, virtual")
+        }
+        (_, Some(GuestKernel::Linux2631)) => refused("kernel", "linux-2.6.31", "none"),
+        (_, Some(GuestKernel::Pk)) => refused("kernel", "pk", "none"),
+        (Environment::Native | Environment::Virtual, None) => Ok(()),
     }
 }
 

@@ -4,12 +4,15 @@
 
 use crate::run::{Outcome, Simulation};
 use crate::{SimError, engine::Ps};
+use measure::{RunFigures, evaluate};
 use muster_model::results::{Series, StudyKind, StudyNumber, StudyResults};
-use muster_model::study::{Curve, Experiment, Figure, Measure, NumberSpec, error};
+use muster_model::study::{Curve, Experiment, Figure, NumberSpec, SeriesSpec, error};
 use muster_model::{ModelError, Profile, Workload};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+pub mod measure;
 
 macro_rules! file {
     ($path:literal) => {
@@ -143,12 +146,11 @@ impl Study {
             StudyResults { study: self.name.clone(), seed: options.seed, numbers: Vec::new(), series: Vec::new() };
         for figure in &self.figures {
             for spec in &figure.numbers {
-                let value = evaluate(&spec.measure, &|run| find(figure, run, &spec.workload))?;
+                let value = value(spec, &|run, workload| find(figure, run, workload))?;
                 results.numbers.push(self.number(figure, spec, value));
             }
             for spec in &figure.series {
-                let outcome = |run: &str| find(figure, run, &spec.workload);
-                results.series.push(series(figure, &spec.name, &spec.curve, &outcome)?);
+                results.series.push(series(figure, spec, &|run| find(figure, run, &spec.workload))?);
             }
         }
         Ok(StudyRun {
@@ -167,6 +169,9 @@ impl Study {
         options: &Options,
     ) -> Result<Experiment, ModelError> {
         let mut experiment = figure.experiment(run, workload)?;
+        if let Some(workload) = self.workloads.get(workload) {
+            experiment.remedies = experiment.applied(workload)?;
+        }
         experiment.seed = options.seed;
         experiment.scale *= options.scale;
         Ok(experiment)
@@ -176,14 +181,12 @@ impl Study {
     fn plan(&self, options: &Options) -> Result<Vec<Experiment>, ModelError> {
         let mut plan: Vec<Experiment> = Vec::new();
         for figure in &self.figures {
-            let of_numbers = figure.numbers.iter().map(|spec| (spec.measure.runs(), &spec.workload));
-            let of_series = figure.series.iter().map(|spec| (spec.curve.runs(), &spec.workload));
-            for (runs, workload) in of_numbers.chain(of_series) {
-                for run in runs {
-                    let experiment = self.experiment(figure, run, workload, options)?;
-                    if !plan.contains(&experiment) {
-                        plan.push(experiment);
-                    }
+            let of_numbers = figure.numbers.iter().flat_map(NumberSpec::runs);
+            let of_series = figure.series.iter().flat_map(SeriesSpec::runs);
+            for (run, workload) in of_numbers.chain(of_series) {
+                let experiment = self.experiment(figure, run, workload, options)?;
+                if !plan.contains(&experiment) {
+                    plan.push(experiment);
                 }
             }
         }
@@ -229,7 +232,7 @@ impl Study {
 
     fn number(&self, figure: &Figure, spec: &NumberSpec, value: f64) -> StudyNumber {
         let judged = matches!(spec.kind, StudyKind::Calibrated | StudyKind::Predicted);
-        let (degradation, share) = (spec.measure.is_degradation(), spec.measure.is_share());
+        let scale = spec.terms[0].measure.scale();
         StudyNumber {
             study: self.name.clone(),
             figure: figure.figure.clone(),
@@ -240,31 +243,30 @@ impl Study {
             paper_bound: spec.paper_bound.clone(),
             kind: spec.kind,
             simulated: value,
-            error: spec.paper.filter(|_| judged).and_then(|paper| error(value, paper, degradation, share)),
+            error: spec.paper.filter(|_| judged).and_then(|paper| error(value, paper, scale)),
         }
     }
 }
 
-type Find<'a> = dyn Fn(&str) -> Result<&'a Outcome, ModelError> + 'a;
-
-fn evaluate<'a>(measure: &Measure, find: &Find<'a>) -> Result<f64, ModelError> {
-    let slowdown = |run: &str, baseline: &str| -> Result<f64, ModelError> {
-        Ok((find(run)?.seconds() / find(baseline)?.seconds() - 1.0) * 100.0)
-    };
-    Ok(match measure {
-        Measure::WakeLatency { run } => find(run)?.lock_wake_us(),
-        Measure::IdleTransitions { run } => find(run)?.idle_transitions_per_second(),
-        Measure::Slowdown { run, baseline } => slowdown(run, baseline)?,
-        Measure::Speedup { run, baseline } => find(baseline)?.seconds() / find(run)?.seconds(),
-        Measure::Reduction { from, to, baseline, net } => {
-            slowdown(from, baseline)? / slowdown(to, baseline)? - f64::from(*net)
-        }
-        Measure::ActiveShare { run, at_most } => find(run)?.active_share(*at_most) * 100.0,
-    })
+/// The value of a number: of its one term, or of all of them.
+fn value<'a>(
+    spec: &NumberSpec,
+    find: &dyn Fn(&str, &str) -> Result<&'a Outcome, ModelError>,
+) -> Result<f64, ModelError> {
+    let mut values = Vec::new();
+    for term in &spec.terms {
+        let run = |run: &str| find(run, &term.workload).map(|outcome| outcome as &dyn RunFigures);
+        values.push(evaluate(&term.measure, &run).map_err(|error| error.within(&spec.row))?);
+    }
+    Ok(spec.aggregate.map_or(values[0], |aggregate| aggregate.of(&values, spec.terms[0].measure.scale())))
 }
 
-fn series<'a>(figure: &Figure, name: &str, curve: &Curve, find: &Find<'a>) -> Result<Series, ModelError> {
-    let (x, y, points) = match curve {
+fn series<'a>(
+    figure: &Figure,
+    spec: &SeriesSpec,
+    find: &dyn Fn(&str) -> Result<&'a Outcome, ModelError>,
+) -> Result<Series, ModelError> {
+    let (x, y, points) = match &spec.curve {
         Curve::ActiveCpus { run } => {
             let outcome = find(run)?;
             let end = outcome.active_history.last().map(|&(_, active)| (outcome.wall_ps, active));
@@ -274,9 +276,13 @@ fn series<'a>(figure: &Figure, name: &str, curve: &Curve, find: &Find<'a>) -> Re
         }
         Curve::Speedup { baseline, runs } => {
             let base = find(baseline)?.seconds();
-            let point = |run: &String| find(run).map(|o| (f64::from(o.cores), base / o.seconds()));
-            ("cores", "speedup", runs.iter().map(point).collect::<Result<Vec<_>, _>>()?)
+            let point = |run: &String| {
+                let cores = figure.experiment(run, &spec.workload)?.cores;
+                Ok((f64::from(cores), base / find(run)?.seconds()))
+            };
+            ("cores", "speedup", runs.iter().map(point).collect::<Result<Vec<_>, ModelError>>()?)
         }
     };
-    Ok(Series { figure: figure.figure.clone(), name: name.to_owned(), x: x.to_owned(), y: y.to_owned(), points })
+    let (x, y) = (x.to_owned(), y.to_owned());
+    Ok(Series { figure: figure.figure.clone(), name: spec.name.clone(), x, y, points })
 }

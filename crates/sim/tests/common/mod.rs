@@ -6,6 +6,7 @@ use muster_model::{Account, Profile, Topology, Workload};
 use muster_sim::{Outcome, SimError, Simulation};
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
+use std::collections::BTreeSet;
 
 /// The R720 of the Gleaner paper.
 pub fn r720() -> Profile {
@@ -19,7 +20,9 @@ pub fn experiment(environment: Environment, cores: u32) -> Experiment {
         machine: String::new(),
         workload: String::new(),
         environment,
+        kernel: None,
         cores,
+        vcpus: None,
         scale_out: false,
         threads: None,
         idle: IdleKind::Halt,
@@ -28,6 +31,7 @@ pub fn experiment(environment: Environment, cores: u32) -> Experiment {
         wake_signal: WakeSignal::Ipi,
         yielding: false,
         consolidation: Consolidation::None,
+        remedies: BTreeSet::new(),
         seed: 1,
         scale: 1.0,
         limit_s: 600.0,

@@ -1,0 +1,195 @@
+//! What measures are computed from: the figures of runs.
+
+use crate::Outcome;
+use muster_model::ModelError;
+use muster_model::study::{IdleIn, Measure, MissKind, MissPart};
+
+/// What a study needs to know of a run. A figure that a run does not have is `None`: it is not simulated yet.
+pub trait RunFigures {
+    /// Simulated seconds.
+    fn seconds(&self) -> f64;
+    /// Mean latency of waking a thread that was blocked on a lock, in microseconds.
+    fn lock_wake_us(&self) -> f64;
+    /// Transitions of cores to idle per second.
+    fn idle_transitions_per_second(&self) -> f64;
+    /// Share of the time, 0 to 1, in which no more than `at_most` cores were active.
+    fn active_share(&self, at_most: u32) -> f64;
+
+    /// Core time spent in a function of the VMM (one of [`muster_model::study::VMM_FUNCTIONS`]) over the core time of
+    /// all vCPUs that was not spent halted, 0 to 1.
+    fn function_share(&self, _function: &str) -> Option<f64> {
+        None
+    }
+    /// Core time spent in the guest's kernel over the core time that was not spent halted, 0 to 1; spinning in the
+    /// kernel is in it.
+    fn kernel_share(&self) -> Option<f64> {
+        None
+    }
+    /// Idle time of the cores that the program uses over their time, 0 to 1.
+    fn idle_share(&self, _of: IdleIn) -> Option<f64> {
+        None
+    }
+    /// Misses of the run.
+    fn misses(&self, _what: MissKind, _of: MissPart) -> Option<f64> {
+        None
+    }
+}
+
+impl RunFigures for Outcome {
+    fn seconds(&self) -> f64 {
+        Outcome::seconds(self)
+    }
+    fn lock_wake_us(&self) -> f64 {
+        Outcome::lock_wake_us(self)
+    }
+    fn idle_transitions_per_second(&self) -> f64 {
+        Outcome::idle_transitions_per_second(self)
+    }
+    fn active_share(&self, at_most: u32) -> f64 {
+        Outcome::active_share(self, at_most)
+    }
+}
+
+/// The value of a measure; `find` gives the figures of the run of a configuration.
+///
+/// # Errors
+/// When `find` fails, or a run lacks a figure.
+pub fn evaluate<'a>(
+    measure: &Measure,
+    find: &dyn Fn(&str) -> Result<&'a dyn RunFigures, ModelError>,
+) -> Result<f64, ModelError> {
+    let seconds = |run: &str| Ok::<f64, ModelError>(find(run)?.seconds());
+    let slowdown = |run: &str, baseline: &str| -> Result<f64, ModelError> {
+        Ok((seconds(run)? / seconds(baseline)? - 1.0) * 100.0)
+    };
+    let fastest = |runs: &[String]| -> Result<f64, ModelError> {
+        runs.iter().try_fold(f64::INFINITY, |least, run| Ok(least.min(seconds(run)?)))
+    };
+    let misses = |run: &str, what, of: Option<MissPart>| -> Result<f64, ModelError> {
+        let parts = of.map_or(MissPart::ALL.to_vec(), |part| vec![part]);
+        let run = find(run)?;
+        let count = parts.iter().try_fold(0.0, |sum, &part| run.misses(what, part).map(|count| sum + count));
+        count.ok_or_else(|| not_simulated(&format!("misses of {what:?}")))
+    };
+    Ok(match measure {
+        Measure::WakeLatency { run } => find(run)?.lock_wake_us(),
+        Measure::IdleTransitions { run } => find(run)?.idle_transitions_per_second(),
+        Measure::Slowdown { run, baseline } => slowdown(run, baseline)?,
+        Measure::Speedup { run, baseline } => seconds(baseline)? / seconds(run)?,
+        Measure::BestSpeedup { runs, baseline } => seconds(baseline)? / fastest(runs)?,
+        Measure::Advantage { run, rivals } => fastest(rivals)? / seconds(run)?,
+        Measure::Reduction { from, to, baseline, net } => {
+            slowdown(from, baseline)? / slowdown(to, baseline)? - f64::from(*net)
+        }
+        Measure::ActiveShare { run, at_most } => find(run)?.active_share(*at_most) * 100.0,
+        Measure::FunctionShare { run, function } => percent(find(run)?.function_share(function), function)?,
+        Measure::KernelShare { run } => percent(find(run)?.kernel_share(), "time in the kernel")?,
+        Measure::IdleShare { run, of } => percent(find(run)?.idle_share(*of), &format!("idle time in {of:?}"))?,
+        Measure::MissRatio { run, baseline, what, of } => misses(run, *what, *of)? / misses(baseline, *what, None)?,
+        Measure::MissShare { run, what, of } => misses(run, *what, Some(*of))? / misses(run, *what, None)? * 100.0,
+        Measure::MissReduction { from, to, what, of } => {
+            (1.0 - misses(to, *what, *of)? / misses(from, *what, *of)?) * 100.0
+        }
+    })
+}
+
+fn percent(share: Option<f64>, name: &str) -> Result<f64, ModelError> {
+    share.map(|share| share * 100.0).ok_or_else(|| not_simulated(name))
+}
+
+fn not_simulated(what: &str) -> ModelError {
+    ModelError::new("not simulated yet", what, "measures of times, wake-ups and active CPUs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    /// A run by hand.
+    #[derive(Default)]
+    struct Made {
+        seconds: f64,
+        shares: BTreeMap<String, f64>,
+        misses: Option<[f64; 4]>,
+    }
+
+    impl RunFigures for Made {
+        fn seconds(&self) -> f64 {
+            self.seconds
+        }
+        fn lock_wake_us(&self) -> f64 {
+            5.0
+        }
+        fn idle_transitions_per_second(&self) -> f64 {
+            7.0
+        }
+        fn active_share(&self, at_most: u32) -> f64 {
+            f64::from(at_most) / 8.0
+        }
+        fn function_share(&self, function: &str) -> Option<f64> {
+            self.shares.get(function).copied()
+        }
+        fn kernel_share(&self) -> Option<f64> {
+            self.shares.get("kernel").copied()
+        }
+        fn idle_share(&self, of: IdleIn) -> Option<f64> {
+            self.shares.get(&format!("{of:?}")).copied()
+        }
+        fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
+            (what == MissKind::L2).then_some(self.misses?[of as usize])
+        }
+    }
+
+    /// The value of a measure over runs that took 1, 2 and 4 seconds, `slow` with all figures.
+    fn value(text: &str) -> Result<f64, ModelError> {
+        let shares = [("handle_pmt_io", 0.25), ("kernel", 0.5), ("Vmm", 0.125)].map(|(k, v)| (k.to_owned(), v)).into();
+        let runs: BTreeMap<&str, Made> = [
+            ("fast", Made { seconds: 1.0, misses: Some([1.0, 2.0, 0.0, 0.0]), ..Made::default() }),
+            ("half", Made { seconds: 2.0, ..Made::default() }),
+            ("slow", Made { seconds: 4.0, shares, misses: Some([1.0, 2.0, 4.0, 5.0]) }),
+        ]
+        .into();
+        let measure: Measure = serde_json::from_str(text).unwrap();
+        let find = |run: &str| Ok(&runs[run] as &dyn RunFigures);
+        evaluate(&measure, &find)
+    }
+
+    #[test]
+    fn measures_are_what_they_say() {
+        for (text, wanted) in [
+            (r#"{"wake-latency":{"run":"fast"}}"#, 5.0),
+            (r#"{"idle-transitions":{"run":"fast"}}"#, 7.0),
+            (r#"{"active-share":{"run":"fast","at_most":2}}"#, 25.0),
+            (r#"{"slowdown":{"run":"slow","baseline":"fast"}}"#, 300.0),
+            (r#"{"speedup":{"run":"fast","baseline":"slow"}}"#, 4.0),
+            (r#"{"best-speedup":{"runs":["half","fast","slow"],"baseline":"slow"}}"#, 4.0),
+            (r#"{"advantage":{"run":"fast","rivals":["slow","half"]}}"#, 2.0),
+            (r#"{"advantage":{"run":"slow","rivals":["half"]}}"#, 0.5),
+            (r#"{"reduction":{"from":"slow","to":"half","baseline":"fast","net":true}}"#, 2.0),
+            (r#"{"function-share":{"run":"slow","function":"handle_pmt_io"}}"#, 25.0),
+            (r#"{"kernel-share":{"run":"slow"}}"#, 50.0),
+            (r#"{"idle-share":{"run":"slow","of":"vmm"}}"#, 12.5),
+            (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"l2"}}"#, 4.0),
+            (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"l2","of":"guest-kernel"}}"#, 2.0 / 3.0),
+            (r#"{"miss-share":{"run":"slow","what":"l2","of":"vmm-scheduler"}}"#, 500.0 / 12.0),
+            (r#"{"miss-reduction":{"from":"slow","to":"fast","what":"l2"}}"#, 75.0),
+        ] {
+            let found = value(text).unwrap();
+            assert!((found - wanted).abs() < 1e-9, "{text}: {found}");
+        }
+    }
+
+    #[test]
+    fn a_figure_that_a_run_lacks_is_named() {
+        for (text, wanted) in [
+            (r#"{"function-share":{"run":"fast","function":"handle_pmt_io"}}"#, "handle_pmt_io"),
+            (r#"{"kernel-share":{"run":"fast"}}"#, "time in the kernel"),
+            (r#"{"idle-share":{"run":"slow","of":"daemon"}}"#, "idle time in Daemon"),
+            (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"itlb"}}"#, "misses of Itlb"),
+        ] {
+            let error = value(text).unwrap_err().to_string();
+            assert!(error.starts_with("not simulated yet: found ") && error.contains(wanted), "{error}");
+        }
+    }
+}
