@@ -9,6 +9,7 @@ pub mod facts;
 pub mod ledger;
 pub mod profile;
 pub mod results;
+pub mod rtapp;
 pub mod study;
 pub mod topology;
 pub mod workload;

@@ -11,13 +11,13 @@ mod measure;
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};
 pub use measure::{Aggregate, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
 
-/// Where the program runs: on the machine itself, or in a VM whose vCPUs have a core each.
+/// Where the program runs: on the machine itself, or in a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Environment {
     /// On the machine itself.
     Native,
-    /// In a VM of KVM's with one vCPU per core, each on its own core, as in Gleaner.
+    /// In a VM of KVM's; with one vCPU per core, each on its own core, unless the experiment says otherwise.
     Virtual,
     /// In a paravirtualized VM with direct paging on Xen (iXen's PVM), each vCPU on its own core.
     Pv,
@@ -34,6 +34,11 @@ impl Environment {
             Self::Pv => "pv",
             Self::Hvm => "hvm",
         }
+    }
+
+    /// Whether the VMM is Xen as iXen measured it.
+    pub fn is_xen(self) -> bool {
+        matches!(self, Self::Pv | Self::Hvm)
     }
 
     /// The remedies that exist there: what `all` stands for, and the alternative to the idle daemon.
@@ -151,6 +156,97 @@ pub enum Consolidation {
     Colocate,
 }
 
+/// Who decides which vCPU runs on which pCPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VmScheduler {
+    /// Nobody: there is one VM, and each of its vCPUs has a pCPU for itself.
+    Pinned,
+    /// Xen's credit scheduler, `policy::credit`.
+    Credit,
+}
+
+/// Which idle pCPUs the credit scheduler tells of a vCPU that has become runnable on a busy one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Tickle {
+    /// One after the other in turn (`tickle_one_idle_cpu`, on by default in Xen 4.1).
+    #[default]
+    One,
+    /// All at which the vCPU may run.
+    All,
+}
+
+/// Where the vCPUs of a VM may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pin {
+    /// Each only on the pCPU of its number within the VM.
+    Each,
+    /// On every pCPU.
+    #[default]
+    None,
+}
+
+/// A VM, and the program that runs in it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VmSpec {
+    /// File of the workload.
+    pub workload: String,
+    /// Its vCPUs.
+    pub vcpus: u32,
+    /// How many of them its program may use, the first so many; all when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used: Option<u32>,
+    /// The workload's thread count; as many as vCPUs when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u32>,
+    /// Its weight in relation to the other VMs' (credit scheduler).
+    #[serde(default = "weight")]
+    pub weight: u16,
+    /// At most so much CPU time, in per cent of one pCPU; 0 for no limit (credit scheduler).
+    #[serde(default)]
+    pub cap: u16,
+    /// Where its vCPUs may run.
+    #[serde(default)]
+    pub pin: Pin,
+    /// Who decides how many of its vCPUs are active.
+    #[serde(default = "no_consolidation")]
+    pub consolidation: Consolidation,
+    /// Whether its program starts again each time it ends, as company for the others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repeat: bool,
+}
+
+impl VmSpec {
+    /// The workload's thread count.
+    pub fn thread_count(&self) -> u32 {
+        self.threads.unwrap_or(self.vcpus)
+    }
+
+    fn validate(&self, pcpus: u32) -> Result<(), ModelError> {
+        if self.vcpus == 0 || self.vcpus as usize > MAX_CPUS {
+            return Err(ModelError::new("vcpus", self.vcpus.to_string(), format!("1 to {MAX_CPUS}")));
+        }
+        if self.used.is_some_and(|used| used == 0 || used > self.vcpus) {
+            let found = self.used.unwrap_or(0).to_string();
+            return Err(ModelError::new("used", found, format!("1 to `vcpus` ({})", self.vcpus)));
+        }
+        if self.threads == Some(0) {
+            return Err(ModelError::new("threads", "0", "1 or more"));
+        }
+        if self.weight == 0 {
+            return Err(ModelError::new("weight", "0", "1 to 65535"));
+        }
+        if self.pin == Pin::Each && self.vcpus > pcpus {
+            let found = format!("`each` with {} vCPUs on {pcpus} pCPUs", self.vcpus);
+            return Err(ModelError::new("pin", found, "none, or no more vCPUs than pCPUs"));
+        }
+        Ok(())
+    }
+}
+
 /// One simulated run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -164,7 +260,8 @@ pub struct Experiment {
     /// The kernel; that of the Gleaner study (Linux 3.2) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<GuestKernel>,
-    /// Cores in use: the first so many of the machine. In `pv` and `hvm`, those that the program uses: see `vcpus`.
+    /// Cores in use: the first so many of the machine. In a VM, its vCPUs, with as many pCPUs unless `pcpus` says
+    /// otherwise; in `pv` and `hvm`, those that the program uses: see `vcpus`.
     pub cores: u32,
     /// The VM's vCPUs, in `pv` and `hvm`: `cores` or more, each on a core of its own; `cores` when absent. The others
     /// have nothing to do but to tick and to read the clock.
@@ -207,6 +304,30 @@ pub struct Experiment {
     /// Simulated time after which the run is given up, in seconds.
     #[serde(default = "limit")]
     pub limit_s: f64,
+    /// pCPUs in use: the first so many of the machine; as many as `cores` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pcpus: Option<u32>,
+    /// Who decides which vCPU runs where; when absent, `credit` where vCPUs have to share pCPUs, `pinned` elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<VmScheduler>,
+    /// Whom the credit scheduler tells of work.
+    #[serde(default)]
+    pub tickle: Tickle,
+    /// iXen's remedy `cm` in the credit scheduler: a pCPU whose only possible vCPU is there already does not look for others.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lone_skips_balance: bool,
+    /// The VM's weight, as [`VmSpec::weight`].
+    #[serde(default = "weight")]
+    pub weight: u16,
+    /// The VM's cap, as [`VmSpec::cap`].
+    #[serde(default)]
+    pub cap: u16,
+    /// Where the VM's vCPUs may run.
+    #[serde(default)]
+    pub pin: Pin,
+    /// Further VMs. Their guests have the settings of the first one's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<VmSpec>,
 }
 
 fn halt() -> IdleKind {
@@ -233,8 +354,43 @@ fn unit() -> f64 {
 fn limit() -> f64 {
     3600.0
 }
+fn weight() -> u16 {
+    256
+}
 
 impl Experiment {
+    /// An experiment that leaves everything else as it is when a file does not mention it.
+    pub fn new(environment: Environment, cores: u32) -> Self {
+        Self {
+            machine: String::new(),
+            workload: String::new(),
+            environment,
+            kernel: None,
+            cores,
+            vcpus: None,
+            scale_out: false,
+            threads: None,
+            idle: halt(),
+            remote_wake: flag(),
+            wakeup: spread(),
+            wake_signal: ipi(),
+            yielding: false,
+            consolidation: no_consolidation(),
+            remedies: BTreeSet::new(),
+            seed: seed(),
+            scale: unit(),
+            limit_s: limit(),
+            pcpus: None,
+            scheduler: None,
+            tickle: Tickle::One,
+            lone_skips_balance: false,
+            weight: weight(),
+            cap: 0,
+            pin: Pin::None,
+            vms: Vec::new(),
+        }
+    }
+
     /// Reads an experiment from TOML; `file` names it in errors.
     ///
     /// # Errors
@@ -253,6 +409,35 @@ impl Experiment {
     /// The VM's vCPUs; on the machine itself, its cores.
     pub fn vcpu_count(&self) -> u32 {
         self.vcpus.unwrap_or(self.cores)
+    }
+
+    /// How many pCPUs are in use.
+    pub fn pcpus(&self) -> u32 {
+        self.pcpus.unwrap_or(self.vcpu_count())
+    }
+
+    /// Who decides which vCPU runs on which pCPU.
+    pub fn scheduler(&self) -> VmScheduler {
+        let shares = !self.vms.is_empty() || self.pcpus() != self.vcpu_count();
+        let decides = shares || self.environment.is_xen();
+        self.scheduler.unwrap_or(if decides { VmScheduler::Credit } else { VmScheduler::Pinned })
+    }
+
+    /// All VMs, the experiment's own first.
+    pub fn all_vms(&self) -> Vec<VmSpec> {
+        let alone_on_xen = self.environment.is_xen() && self.vms.is_empty() && self.pcpus() >= self.vcpu_count();
+        let first = VmSpec {
+            workload: self.workload.clone(),
+            vcpus: self.vcpu_count(),
+            used: Some(self.cores).filter(|&cores| cores != self.vcpu_count()),
+            threads: Some(self.thread_count()),
+            weight: self.weight,
+            cap: self.cap,
+            pin: if alone_on_xen { Pin::Each } else { self.pin },
+            consolidation: self.consolidation,
+            repeat: false,
+        };
+        std::iter::once(first).chain(self.vms.iter().cloned()).collect()
     }
 
     /// The remedies that are in force for a workload: `all` spelt out.
@@ -289,10 +474,39 @@ impl Experiment {
         if !(self.limit_s.is_finite() && self.limit_s > 0.0 && self.limit_s <= 1e6) {
             return Err(ModelError::new("limit_s", self.limit_s.to_string(), "above 0, at most 1000000"));
         }
-        self.validate_vm()
+        self.validate_remedies()?;
+        self.validate_vms()
     }
 
-    fn validate_vm(&self) -> Result<(), ModelError> {
+    fn validate_vms(&self) -> Result<(), ModelError> {
+        let pcpus = self.pcpus();
+        if pcpus == 0 || pcpus as usize > MAX_CPUS {
+            return Err(ModelError::new("pcpus", pcpus.to_string(), format!("1 to {MAX_CPUS}")));
+        }
+        let vms = self.all_vms();
+        vms[0].validate(pcpus)?;
+        for (number, vm) in vms.iter().enumerate().skip(1) {
+            vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{}]", number - 1)))?;
+        }
+        let vcpus: u32 = vms.iter().map(|vm| vm.vcpus).sum();
+        if vcpus as usize > MAX_CPUS {
+            return Err(ModelError::new("vms", format!("{vcpus} vCPUs in all"), format!("at most {MAX_CPUS}")));
+        }
+        let shares = format!("{} VMs on {pcpus} pCPUs, the first with {} vCPUs", vms.len(), self.vcpu_count());
+        match (self.environment, self.scheduler()) {
+            (Environment::Native, VmScheduler::Credit) => {
+                let allowed = "`virtual`, `pv` or `hvm` where there is a scheduler, `pcpus` or further VMs";
+                Err(ModelError::new("environment", "native", allowed))
+            }
+            (_, VmScheduler::Pinned) if vms.len() > 1 || pcpus != self.vcpu_count() => {
+                let allowed = "`scheduler = \"credit\"`, or one VM with as many vCPUs as pCPUs";
+                Err(ModelError::new("scheduler", format!("pinned with {shares}"), allowed))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn validate_remedies(&self) -> Result<(), ModelError> {
         let there = self.environment.remedies();
         if let Some(vcpus) = self.vcpus {
             if there.is_empty() {
@@ -380,6 +594,40 @@ mod tests {
         let error =
             Experiment::from_toml("machine='m'\nworkload='w'\nenvironment='native'\ncores=1\nscale=0.0", "e.toml");
         assert!(error.unwrap_err().to_string().contains("scale"));
+    }
+
+    const SHARED: &str = "machine = 'm'\nworkload = 'w'\nenvironment = 'virtual'\ncores = 4\npcpus = 2\n\
+        [[vms]]\nworkload = 'x'\nvcpus = 2\nweight = 512\npin = 'each'\nrepeat = true\n";
+
+    #[test]
+    fn vms_that_share_pcpus_are_scheduled_by_credit() {
+        let experiment = Experiment::from_toml(SHARED, "e.toml").unwrap();
+        assert_eq!((experiment.pcpus(), experiment.scheduler()), (2, VmScheduler::Credit));
+        let vms = experiment.all_vms();
+        assert_eq!((vms[0].vcpus, vms[0].weight, vms[0].pin), (4, 256, Pin::None));
+        assert_eq!((vms[1].thread_count(), vms[1].weight, vms[1].cap), (2, 512, 0));
+        let alone = Experiment::new(Environment::Virtual, 4);
+        assert_eq!((alone.pcpus(), alone.scheduler()), (4, VmScheduler::Pinned));
+    }
+
+    #[test]
+    fn vms_that_do_not_fit_are_refused() {
+        for (from, to, wanted) in [
+            ("'virtual'", "'native'", "environment: found native"),
+            ("pcpus = 2", "pcpus = 0", "pcpus: found 0"),
+            ("pcpus = 2", "scheduler = 'pinned'", "scheduler: found pinned with 2 VMs"),
+            ("pcpus = 2", "pin = 'each'\npcpus = 2", "pin: found `each` with 4 vCPUs on 2 pCPUs"),
+            ("vcpus = 2", "vcpus = 0", "vms[0]: vcpus: found 0"),
+            ("vcpus = 2", "vcpus = 3", "vms[0]: pin: found `each` with 3 vCPUs"),
+            ("weight = 512", "weight = 0", "vms[0]: weight: found 0"),
+            ("weight = 512", "threads = 0", "vms[0]: threads: found 0"),
+            ("vcpus = 2\nweight = 512\npin = 'each'", "vcpus = 1021", "vms: found 1025 vCPUs in all"),
+            ("repeat", "repeats", "unknown field `repeats`"),
+        ] {
+            assert!(SHARED.contains(from), "{from}");
+            let error = Experiment::from_toml(&SHARED.replace(from, to), "e.toml").unwrap_err().to_string();
+            assert!(error.starts_with("e.toml") && error.contains(wanted), "{error}");
+        }
     }
 
     #[test]

@@ -10,6 +10,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+/// How long a [`Phase::RunFor`] computes between two looks at the clock, as rt-app's `runtime`.
+pub const RUN_FOR_PIECE_NS: u64 = 32_000;
 /// Most threads a workload may have once its counts are known.
 pub const MAX_THREADS: u64 = 4096;
 /// Longest single duration: three hours.
@@ -18,7 +20,7 @@ pub const MAX_NS: u64 = 10_800_000_000_000;
 pub const MAX_COUNT: u64 = 1_000_000_000;
 
 /// A program: its locks, barriers and conditions, and its threads in groups.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// Short name.
@@ -41,6 +43,16 @@ pub struct Workload {
     /// Buffers by name that start small and grow by remapping.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub buffers: BTreeMap<String, Buffer>,
+    /// Condition variables by name.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub condvars: BTreeSet<String>,
+    /// Timers by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub timers: BTreeMap<String, Timer>,
+    /// When the program is ended from outside, whatever its threads do; multiplied by the experiment's scale. Absent: when
+    /// its threads have ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_ns: Option<u64>,
     /// The threads.
     pub groups: Vec<Group>,
 }
@@ -93,6 +105,18 @@ pub struct Buffer {
     pub larger_pages: u64,
 }
 
+/// A periodic timer. It counts from the start of the program, or from the thread's last `sleep-until`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Timer {
+    /// Whether all threads move the same timer on; each has its own otherwise.
+    #[serde(default)]
+    pub shared: bool,
+    /// Whether a thread that comes late catches up; the timer starts anew from there otherwise.
+    #[serde(default)]
+    pub absolute: bool,
+}
+
 /// Threads that do the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -104,17 +128,22 @@ pub struct Group {
     /// The CPUs they are pinned to; all when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpus: Option<CpuSet>,
+    /// Their niceness, -20 to 19: their shares of a CPU where others want it too.
+    #[serde(default, skip_serializing_if = "is_0")]
+    pub nice: i8,
     /// What each does, in order.
     pub phases: Vec<Phase>,
 }
 
-/// A number: fixed, or the experiment's thread count (written `"threads"`).
+/// A number: fixed, the experiment's thread count (written `"threads"`), or without end (`"forever"`, of loops only).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// This many.
     Fixed(u32),
     /// As many as the experiment says.
     Threads,
+    /// Until the program is ended.
+    Forever,
 }
 
 impl Count {
@@ -123,6 +152,7 @@ impl Count {
         match self {
             Self::Fixed(count) => count,
             Self::Threads => threads,
+            Self::Forever => u32::MAX,
         }
     }
 }
@@ -175,6 +205,11 @@ pub enum Phase {
         /// What is done while it is held.
         phases: Vec<Phase>,
     },
+    /// Computes a piece of [`RUN_FOR_PIECE_NS`], and another until the clock says that so long has passed.
+    RunFor {
+        /// How long.
+        ns: u64,
+    },
     /// Waits at a barrier.
     Barrier {
         /// Which barrier.
@@ -192,6 +227,22 @@ pub enum Phase {
         /// How many permits.
         #[serde(default = "one_count")]
         count: Count,
+    },
+    /// Releases a mutex that it holds, blocks until the condition variable is signalled, and takes the mutex again
+    /// (pthread_cond_wait(3)).
+    Await {
+        /// Which condition variable.
+        condvar: String,
+        /// Which mutex.
+        lock: String,
+    },
+    /// Wakes one thread that waits for a condition variable, or all; lost when nobody does (pthread_cond_signal(3)).
+    Signal {
+        /// Which condition variable.
+        condvar: String,
+        /// Whether all who wait are woken.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        all: bool,
     },
     /// Touches fresh pages: a minor fault each.
     TouchMemory {
@@ -239,6 +290,26 @@ pub enum Phase {
         /// How long.
         ns: Duration,
     },
+    /// Sleeps until so long after the start of the program; the thread's timers begin there.
+    SleepUntil {
+        /// How long after the start.
+        ns: u64,
+    },
+    /// Moves a timer on by a period and sleeps until then; goes on at once when that is past.
+    Timer {
+        /// Which timer.
+        timer: String,
+        /// The period.
+        period_ns: u64,
+    },
+    /// Lets others that wait for this CPU go first (sched_yield(2)).
+    Yield {},
+    /// From here on runs on these CPUs only (sched_setaffinity(2)); on all when absent. Free where that is so already.
+    Affinity {
+        /// Which CPUs.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cpus: Option<CpuSet>,
+    },
     /// Starts a child process that does `phases`, and waits for it.
     Fork {
         /// What the child does.
@@ -256,6 +327,10 @@ pub enum Phase {
     },
 }
 
+fn is_0(nice: &i8) -> bool {
+    *nice == 0
+}
+
 fn one() -> u64 {
     1
 }
@@ -264,8 +339,11 @@ fn one_count() -> Count {
     Count::Fixed(1)
 }
 
-/// How often a loop runs at a scale: at least once.
+/// How often a loop runs at a scale: at least once, `u64::MAX` for ever.
 pub fn repetitions(times: Count, threads: u32, scaled: bool, scale: f64) -> u64 {
+    if times == Count::Forever {
+        return u64::MAX;
+    }
     let times = u64::from(times.resolve(threads));
     if scaled { ((times as f64 * scale).round() as u64).max(1) } else { times }
 }
@@ -275,10 +353,13 @@ impl Phase {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Run { .. } => "run",
+            Self::RunFor { .. } => "run-for",
             Self::Lock { .. } => "lock",
             Self::Barrier { .. } => "barrier",
             Self::Wait { .. } => "wait",
             Self::Wake { .. } => "wake",
+            Self::Await { .. } => "await",
+            Self::Signal { .. } => "signal",
             Self::TouchMemory { .. } => "touch-memory",
             Self::Map { .. } => "map",
             Self::Unmap { .. } => "unmap",
@@ -288,6 +369,10 @@ impl Phase {
             Self::Receive { .. } => "receive",
             Self::ReadDisk { .. } => "read-disk",
             Self::Sleep { .. } => "sleep",
+            Self::SleepUntil { .. } => "sleep-until",
+            Self::Timer { .. } => "timer",
+            Self::Yield {} => "yield",
+            Self::Affinity { .. } => "affinity",
             Self::Fork { .. } => "fork",
             Self::Loop { .. } => "loop",
         }
@@ -311,7 +396,7 @@ impl Workload {
     }
 
     /// Checks all that does not depend on the thread count.
-    fn validate(&self) -> Result<(), ModelError> {
+    pub(crate) fn validate(&self) -> Result<(), ModelError> {
         if self.groups.is_empty() {
             return Err(ModelError::new("groups", "none", "at least one group of threads"));
         }
@@ -321,11 +406,13 @@ impl Workload {
             if !names.insert(&group.name) {
                 return Err(ModelError::new(place, "the name twice", "each group's name once"));
             }
-            if group.count == Count::Fixed(0) {
-                return Err(ModelError::new(format!("{place}.count"), "0 threads", "1 or more, or \"threads\""));
+            if matches!(group.count, Count::Fixed(0) | Count::Forever) {
+                let found = if group.count == Count::Forever { "\"forever\"" } else { "0 threads" };
+                return Err(ModelError::new(format!("{place}.count"), found, "1 or more, or \"threads\""));
             }
-            if group.cpus.is_some_and(|cpus| cpus.is_empty()) {
-                return Err(ModelError::new(format!("{place}.cpus"), "no CPU", "at least one CPU"));
+            check_cpus(group.cpus, &place)?;
+            if !(-20..=19).contains(&group.nice) {
+                return Err(ModelError::new(format!("{place}.nice"), group.nice.to_string(), "-20 to 19"));
             }
             self.check_phases(&group.phases, &place, &mut Vec::new())?;
         }
@@ -342,13 +429,23 @@ impl Workload {
             let place = format!("buffers.{name}.larger_pages");
             range(&place, buffer.larger_pages, buffer.initial_pages + 1, MAX_COUNT)?;
         }
+        if let Some(ns) = self.duration_ns {
+            range("duration_ns", ns, 1, MAX_NS)?;
+        }
         self.check_lock_order()?;
         self.check_wait_cycles()
     }
 
     fn check_phases<'a>(&'a self, phases: &'a [Phase], place: &str, held: &mut Vec<&'a str>) -> Result<(), ModelError> {
         for (index, phase) in phases.iter().enumerate() {
-            self.check_phase(phase, &format!("{place}.phases[{index}].{}", phase.name()), held)?;
+            let place = format!("{place}.phases[{index}].{}", phase.name());
+            self.check_phase(phase, &place, held)?;
+            if let Phase::Loop { times: Count::Forever, .. } = phase
+                && index + 1 < phases.len()
+            {
+                let found = format!("`{}` behind an endless loop", phases[index + 1].name());
+                return Err(ModelError::new(place, found, "nothing behind a loop that has no end"));
+            }
         }
         Ok(())
     }
@@ -357,7 +454,7 @@ impl Workload {
         match phase {
             Phase::Run { ns, .. } | Phase::Syscall { ns } | Phase::Sleep { ns } => check_duration(*ns, place),
             Phase::Lock { lock, phases } => {
-                known(lock, &self.locks, &format!("{place}.lock"), "lock")?;
+                known(lock, self.locks.keys(), &format!("{place}.lock"), "lock")?;
                 if held.contains(&lock.as_str()) {
                     let found = format!("`{lock}` while it is held");
                     return Err(ModelError::new(
@@ -371,8 +468,22 @@ impl Workload {
                 held.pop();
                 Ok(())
             }
+            Phase::RunFor { ns } | Phase::SleepUntil { ns } => range(&format!("{place}.ns"), *ns, 0, MAX_NS),
+            Phase::Timer { timer, period_ns } => {
+                known(timer, self.timers.keys(), &format!("{place}.timer"), "timer")?;
+                range(&format!("{place}.period_ns"), *period_ns, 0, MAX_NS)
+            }
+            Phase::Yield {} => Ok(()),
+            Phase::Affinity { cpus } => check_cpus(*cpus, place),
+            Phase::Await { condvar, lock } => {
+                known(condvar, &self.condvars, &format!("{place}.condvar"), "condition variable")?;
+                self.check_await(lock, place, held)
+            }
+            Phase::Signal { condvar, .. } => {
+                known(condvar, &self.condvars, &format!("{place}.condvar"), "condition variable")
+            }
             Phase::Barrier { barrier } => {
-                known(barrier, &self.barriers, &format!("{place}.barrier"), "barrier")?;
+                known(barrier, self.barriers.keys(), &format!("{place}.barrier"), "barrier")?;
                 match held.first() {
                     Some(lock) => {
                         let found = format!("a barrier while lock `{lock}` is held");
@@ -381,9 +492,11 @@ impl Workload {
                     None => Ok(()),
                 }
             }
-            Phase::Wait { condition } => known(condition, &self.conditions, &format!("{place}.condition"), "condition"),
+            Phase::Wait { condition } => {
+                known(condition, self.conditions.keys(), &format!("{place}.condition"), "condition")
+            }
             Phase::Wake { condition, count } => {
-                known(condition, &self.conditions, &format!("{place}.condition"), "condition")?;
+                known(condition, self.conditions.keys(), &format!("{place}.condition"), "condition")?;
                 check_count(*count, &format!("{place}.count"))
             }
             Phase::TouchMemory { pages } | Phase::Map { pages } | Phase::Unmap { pages } => {
@@ -395,10 +508,43 @@ impl Workload {
             }
             Phase::Fork { phases } => self.check_phases(phases, place, held),
             Phase::Loop { times, phases, .. } => {
-                check_count(*times, &format!("{place}.times"))?;
+                match times {
+                    Count::Forever => self.check_endless(phases, place)?,
+                    _ => check_count(*times, &format!("{place}.times"))?,
+                }
                 self.check_phases(phases, place, held)
             }
         }
+    }
+
+    /// A thread can only wait for a condition variable with a mutex that it holds.
+    fn check_await(&self, lock: &str, place: &str, held: &[&str]) -> Result<(), ModelError> {
+        known(lock, self.locks.keys(), &format!("{place}.lock"), "lock")?;
+        if self.locks[lock] != Lock::Mutex {
+            let found = format!("lock `{lock}` of another kind");
+            return Err(ModelError::new(format!("{place}.lock"), found, "a lock of kind `mutex`"));
+        }
+        if !held.contains(&lock) {
+            let found = format!("`{lock}`, which the thread does not hold");
+            return Err(ModelError::new(format!("{place}.lock"), found, "a mutex that the thread holds"));
+        }
+        Ok(())
+    }
+
+    /// An endless loop needs somebody who ends the program, and each turn must take time.
+    fn check_endless(&self, phases: &[Phase], place: &str) -> Result<(), ModelError> {
+        if self.duration_ns.is_none() {
+            return Err(ModelError::new(
+                place,
+                "an endless loop and no `duration_ns`",
+                "a `duration_ns` of the workload",
+            ));
+        }
+        if !takes_time(phases) {
+            let allowed = "a phase in it that always takes time: run, run-for, sleep, timer, syscall, await ...";
+            return Err(ModelError::new(place, "an endless loop whose turns can take no time", allowed));
+        }
+        Ok(())
     }
 
     /// Two locks taken in both orders can deadlock.
@@ -439,20 +585,23 @@ impl Workload {
         }
     }
 
-    /// A condition can be waited for only if it has permits or somebody can reach a `wake` of it.
+    /// A condition can be waited for only if it has permits or somebody can reach a `wake` of it; a condition variable, if
+    /// somebody can reach a `signal`.
     fn check_wait_cycles(&self) -> Result<(), ModelError> {
-        let mut fed: BTreeSet<&str> =
-            self.conditions.iter().filter(|(_, c)| c.permits > 0).map(|(name, _)| name.as_str()).collect();
+        let mut fed: BTreeSet<Awaited> =
+            self.conditions.iter().filter(|(_, c)| c.permits > 0).map(|(name, _)| Awaited::Condition(name)).collect();
         loop {
             let before = fed.len();
             for group in &self.groups {
                 let mut reached = true;
                 visit(&group.phases, &mut |phase| match phase {
-                    Phase::Wait { condition } => reached &= fed.contains(condition.as_str()),
                     Phase::Wake { condition, .. } if reached => {
-                        fed.insert(condition);
+                        fed.insert(Awaited::Condition(condition));
                     }
-                    _ => {}
+                    Phase::Signal { condvar, .. } if reached => {
+                        fed.insert(Awaited::Condvar(condvar));
+                    }
+                    _ => reached &= awaited(phase).is_none_or(|what| fed.contains(&what)),
                 });
             }
             if fed.len() == before {
@@ -462,17 +611,21 @@ impl Workload {
         for group in &self.groups {
             let mut stuck = None;
             visit(&group.phases, &mut |phase| {
-                if let Phase::Wait { condition } = phase
-                    && !fed.contains(condition.as_str())
+                if let Some(what) = awaited(phase)
+                    && !fed.contains(&what)
                 {
-                    stuck.get_or_insert(condition);
+                    stuck.get_or_insert(what);
                 }
             });
-            if let Some(condition) = stuck {
+            if let Some(what) = stuck {
+                let (kind, name, woken) = match what {
+                    Awaited::Condition(name) => ("condition", name, "wake"),
+                    Awaited::Condvar(name) => ("condition variable", name, "signal"),
+                };
                 return Err(ModelError::new(
                     format!("groups.{}", group.name),
-                    format!("a wait for condition `{condition}` that nobody can ever wake (a cycle of waits)"),
-                    "waits for conditions with permits, or with a wake that does not wait for them in turn",
+                    format!("a wait for {kind} `{name}` that nobody can ever {woken} (a cycle of waits)"),
+                    format!("waits for conditions with permits, or with a {woken} that does not wait for them in turn"),
                 ));
             }
         }
@@ -494,7 +647,7 @@ impl Workload {
                 self.groups.iter().map(|group| passes(&group.phases, barrier, threads, scale)).filter(|&n| n > 0);
             let first = passes.next();
             if let Some(other) = passes.find(|&n| Some(n) != first) {
-                let found = format!("{} and {other} passes by different groups", first.unwrap_or(0));
+                let found = format!("{} and {} passes by different groups", often(first.unwrap_or(0)), often(other));
                 let allowed = "equally many passes by every group that uses it";
                 return Err(ModelError::new(format!("barriers.{barrier}"), found, allowed));
             }
@@ -508,7 +661,7 @@ impl Workload {
                 given = given.saturating_add(g.saturating_mul(threads));
             }
             if taken > given {
-                let found = format!("{taken} waits for {given} permits");
+                let found = format!("{} waits for {} permits", often(taken), often(given));
                 return Err(ModelError::new(
                     format!("conditions.{name}"),
                     found,
@@ -519,6 +672,20 @@ impl Workload {
         Ok(())
     }
 
+    /// Every set of CPUs that it names, with its place.
+    pub fn cpu_sets(&self) -> Vec<(String, CpuSet)> {
+        let mut sets = Vec::new();
+        for group in &self.groups {
+            sets.extend(group.cpus.map(|cpus| (format!("groups.{}.cpus", group.name), cpus)));
+            visit(&group.phases, &mut |phase| {
+                if let Phase::Affinity { cpus: Some(cpus) } = phase {
+                    sets.push((format!("groups.{}.affinity.cpus", group.name), *cpus));
+                }
+            });
+        }
+        sets
+    }
+
     /// The workload as JSON.
     pub fn to_json(&self) -> String {
         serde_json::to_string_pretty(self).expect("a workload holds only what JSON can express")
@@ -526,13 +693,50 @@ impl Workload {
 }
 
 /// Calls `f` on every phase in program order, outer phases first.
-fn visit<'a>(phases: &'a [Phase], f: &mut dyn FnMut(&'a Phase)) {
+pub(crate) fn visit<'a>(phases: &'a [Phase], f: &mut dyn FnMut(&'a Phase)) {
     for phase in phases {
         f(phase);
         if let Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases } = phase {
             visit(phases, f);
         }
     }
+}
+
+/// What a thread can wait for until somebody does something.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Awaited<'a> {
+    Condition(&'a str),
+    Condvar(&'a str),
+}
+
+fn awaited(phase: &Phase) -> Option<Awaited<'_>> {
+    match phase {
+        Phase::Wait { condition } => Some(Awaited::Condition(condition)),
+        Phase::Await { condvar, .. } => Some(Awaited::Condvar(condvar)),
+        _ => None,
+    }
+}
+
+/// Whether doing the phases once takes time whatever the other threads do.
+fn takes_time(phases: &[Phase]) -> bool {
+    let lasts = |ns: Duration| match ns {
+        Duration::Fixed(ns) | Duration::Uniform { min: ns, .. } | Duration::Exponential { mean: ns } => ns > 0,
+    };
+    phases.iter().any(|phase| match phase {
+        Phase::Run { ns, .. } => lasts(*ns),
+        Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases } => takes_time(phases),
+        Phase::Wait { .. } | Phase::Wake { .. } | Phase::Signal { .. } => false,
+        Phase::SleepUntil { .. } | Phase::Affinity { .. } => false,
+        Phase::Barrier { .. } | Phase::Await { .. } | Phase::TouchMemory { .. } | Phase::Map { .. } => true,
+        Phase::Unmap { .. } | Phase::ReadClock { .. } | Phase::Syscall { .. } | Phase::Sleep { .. } => true,
+        Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } => true,
+        Phase::RunFor { .. } | Phase::Timer { .. } | Phase::Yield {} => true,
+    })
+}
+
+/// A number of times for a message.
+fn often(times: u64) -> String {
+    if times == u64::MAX { "endless".to_owned() } else { times.to_string() }
 }
 
 fn passes(phases: &[Phase], name: &str, threads: u32, scale: f64) -> u64 {
@@ -567,11 +771,16 @@ fn permits(phases: &[Phase], name: &str, threads: u32, scale: f64) -> (u64, u64)
     })
 }
 
-fn known<T>(name: &str, map: &BTreeMap<String, T>, place: &str, what: &str) -> Result<(), ModelError> {
-    if map.contains_key(name) {
+fn known<'k>(
+    name: &str,
+    declared: impl IntoIterator<Item = &'k String> + Clone,
+    place: &str,
+    what: &str,
+) -> Result<(), ModelError> {
+    if declared.clone().into_iter().any(|key| key == name) {
         return Ok(());
     }
-    let names = map.keys().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+    let names = declared.into_iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
     let allowed = if names.is_empty() { format!("a {what} that the file declares (it declares none)") } else { names };
     Err(ModelError::new(place, format!("unknown {what} `{name}`"), allowed))
 }
@@ -587,6 +796,14 @@ fn check_count(count: Count, place: &str) -> Result<(), ModelError> {
     match count {
         Count::Fixed(count) => range(place, u64::from(count), 1, MAX_COUNT),
         Count::Threads => Ok(()),
+        Count::Forever => Err(ModelError::new(place, "\"forever\"", format!("1 to {MAX_COUNT}, or \"threads\""))),
+    }
+}
+
+fn check_cpus(cpus: Option<CpuSet>, place: &str) -> Result<(), ModelError> {
+    match cpus {
+        Some(cpus) if cpus.is_empty() => Err(ModelError::new(format!("{place}.cpus"), "no CPU", "at least one CPU")),
+        _ => Ok(()),
     }
 }
 
@@ -642,6 +859,7 @@ impl Serialize for Count {
         match *self {
             Self::Fixed(count) => serializer.serialize_u32(count),
             Self::Threads => serializer.serialize_str("threads"),
+            Self::Forever => serializer.serialize_str("forever"),
         }
     }
 }
@@ -652,7 +870,7 @@ impl<'de> Deserialize<'de> for Count {
         impl Visitor<'_> for Reader {
             type Value = Count;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number below 2^32, or \"threads\"")
+                f.write_str("a number below 2^32, \"threads\" or (loops only) \"forever\"")
             }
             fn visit_u64<E: de::Error>(self, count: u64) -> Result<Count, E> {
                 u32::try_from(count)
@@ -660,10 +878,10 @@ impl<'de> Deserialize<'de> for Count {
                     .map_err(|_| E::invalid_value(de::Unexpected::Unsigned(count), &self))
             }
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Count, E> {
-                if text == "threads" {
-                    Ok(Count::Threads)
-                } else {
-                    Err(E::invalid_value(de::Unexpected::Str(text), &self))
+                match text {
+                    "threads" => Ok(Count::Threads),
+                    "forever" => Ok(Count::Forever),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(text), &self)),
                 }
             }
         }
@@ -684,6 +902,7 @@ mod tests {
         format!(
             r#"{{"name":"w","locks":{{"a":{{"kind":"mutex"}},"b":{{"kind":"spin"}}}},
                "barriers":{{"x":{{"kind":"futex"}}}},"conditions":{{"c":{{}},"d":{{}}}},
+               "condvars":["v","u"],"timers":{{"t":{{"shared":true}}}},"duration_ns":1000000,
                "groups":[{{"name":"g","count":"threads","phases":{phases}}}]}}"#
         )
     }
@@ -696,10 +915,14 @@ mod tests {
                 {"wake":{"condition":"c"}},{"wait":{"condition":"c"}},{"touch-memory":{"pages":1}},
                 {"map":{"pages":1}},{"unmap":{"pages":1}},{"read-clock":{}},{"syscall":{"ns":{"exponential":{"mean":3}}}},
                 {"send":{"bytes":1}},{"receive":{"bytes":1}},{"read-disk":{"bytes":1}},{"sleep":{"ns":1}},
-                {"fork":{"phases":[]}},{"loop":{"times":3,"scaled":true,"phases":[]}}]"#,
+                {"fork":{"phases":[]}},{"loop":{"times":3,"scaled":true,"phases":[]}},{"run-for":{"ns":7}},
+                {"sleep-until":{"ns":8}},{"timer":{"timer":"t","period_ns":9}},{"yield":{}},{"affinity":{"cpus":"0-3"}},
+                {"affinity":{}},{"signal":{"condvar":"v","all":true}},{"signal":{"condvar":"v"}},
+                {"lock":{"lock":"a","phases":[{"await":{"condvar":"v","lock":"a"}}]}},
+                {"loop":{"times":"forever","phases":[{"yield":{}}]}}]"#,
         );
         let workload = read(&text).unwrap();
-        assert_eq!(workload.groups[0].phases.len(), 17);
+        assert_eq!(workload.groups[0].phases.len(), 27);
         assert_eq!(read(&workload.to_json()).unwrap(), workload);
     }
 
@@ -726,6 +949,25 @@ mod tests {
                 "cycle of locks",
             ),
             (r#"[{"lock":{"lock":"a","phases":[{"barrier":{"barrier":"x"}}]}}]"#, "barrier while lock"),
+            (r#"[{"timer":{"timer":"u","period_ns":5}}]"#, "unknown timer `u`; allowed: `t`"),
+            (r#"[{"signal":{"condvar":"c"}}]"#, "unknown condition variable `c`; allowed: `u`, `v`"),
+            (r#"[{"affinity":{"cpus":""}}]"#, "cpus"),
+            (r#"[{"signal":{"condvar":"v"}},{"await":{"condvar":"v","lock":"a"}}]"#, "does not hold"),
+            (
+                r#"[{"signal":{"condvar":"v"}},{"lock":{"lock":"b","phases":[{"await":{"condvar":"v","lock":"b"}}]}}]"#,
+                "kind `mutex`",
+            ),
+            (
+                r#"[{"lock":{"lock":"a","phases":[{"await":{"condvar":"v","lock":"a"}},{"signal":{"condvar":"v"}}]}}]"#,
+                "condition variable `v` that nobody can ever signal (a cycle of waits)",
+            ),
+            (
+                r#"[{"loop":{"times":"forever","phases":[{"yield":{}}]}},{"run":{"ns":5}}]"#,
+                "`run` behind an endless loop",
+            ),
+            (r#"[{"loop":{"times":"forever","phases":[{"signal":{"condvar":"v"}}]}}]"#, "can take no time"),
+            (r#"[{"wake":{"condition":"c","count":"forever"}}]"#, "found \"forever\""),
+            (r#"[{"loop":{"times":"always","phases":[]}}]"#, "forever"),
         ] {
             let error = read(&group(phases)).unwrap_err().to_string();
             assert!(error.starts_with("w.json") && error.contains(wanted), "{error}");
@@ -733,6 +975,14 @@ mod tests {
         let none = r#"{"name":"w","groups":[{"name":"g","count":0,"phases":[]}]}"#;
         assert!(read(none).unwrap_err().to_string().contains("0 threads"));
         assert!(read(r#"{"name":"w","groups":[]}"#).is_err());
+        let nice = r#"{"name":"w","groups":[{"name":"g","count":1,"nice":20,"phases":[]}]}"#;
+        assert!(read(nice).unwrap_err().to_string().contains("groups.g.nice: found 20; allowed: -20 to 19"));
+        assert!(read(&nice.replace("20", "-20")).unwrap().to_json().contains("\"nice\": -20"));
+        let endless = group(r#"[{"loop":{"times":"forever","phases":[{"yield":{}}]}}]"#);
+        let unended = endless.replace(r#""duration_ns":1000000,"#, "");
+        assert!(read(&unended).unwrap_err().to_string().contains("no `duration_ns`"));
+        assert!(read(&endless.replace("1000000", "0")).unwrap_err().to_string().contains("duration_ns: found 0"));
+        assert!(read(&endless.replace(r#""threads""#, r#""forever""#)).is_err());
     }
 
     #[test]
@@ -741,6 +991,10 @@ mod tests {
             {"name":"g","count":1,"phases":[{"barrier":{"barrier":"x"}}]},
             {"name":"h","count":1,"phases":[{"loop":{"times":2,"phases":[{"barrier":{"barrier":"x"}}]}}]}]}"#;
         assert!(read(uneven).unwrap().check_for(1, 1.0).unwrap_err().to_string().contains("1 and 2 passes"));
+        let endless = uneven
+            .replace(r#""times":2"#, r#""times":"forever""#)
+            .replace(r#""groups""#, r#""duration_ns":5,"groups""#);
+        assert!(read(&endless).unwrap().check_for(1, 1.0).unwrap_err().to_string().contains("1 and endless passes"));
         let starved = r#"{"name":"w","conditions":{"c":{"permits":1}},"groups":[
             {"name":"g","count":"threads","phases":[{"wait":{"condition":"c"}}]}]}"#;
         let workload = read(starved).unwrap();

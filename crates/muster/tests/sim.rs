@@ -57,6 +57,28 @@ fn a_measured_machine_is_simulated_and_scaled_out() {
 }
 
 #[test]
+fn several_vms_get_a_ledger_each() {
+    let vms = "pcpus = 1\n[[vms]]\nworkload = 'w.json'\nvcpus = 1\nrepeat = true\n";
+    let dir = world(&format!("{EXPERIMENT}{vms}"), WORKLOAD);
+    let file = dir.path().join("e.toml");
+    let pages = contains("on 1 core:").and(contains("VM 0: w.json")).and(contains("VM 1: w.json"));
+    muster().arg("sim").arg(&file).assert().success().stdout(pages.and(contains("stolen")));
+    let output = muster().arg("sim").arg(&file).arg("--json").output().unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let vms = report["vms"].as_array().unwrap();
+    assert_eq!((vms.len(), vms[0]["runs"].as_u64()), (2, Some(1)));
+    assert!(vms[0]["steal_s"].as_f64().unwrap() > 0.0);
+    fs::write(&file, format!("{EXPERIMENT}{}", vms_of("missing.json"))).unwrap();
+    muster().arg("sim").arg(&file).assert().code(2).stderr(contains("missing.json"));
+    fs::write(&file, format!("{EXPERIMENT}scheduler = 'pinned'\n{}", vms_of("w.json"))).unwrap();
+    muster().arg("sim").arg(&file).assert().code(2).stderr(contains("pinned with 2 VMs"));
+}
+
+fn vms_of(workload: &str) -> String {
+    format!("[[vms]]\nworkload = '{workload}'\nvcpus = 1\n")
+}
+
+#[test]
 fn bad_input_exits_2_and_says_what_is_allowed() {
     let cases = [
         (EXPERIMENT.replace("cores = 2", "cores = 0"), WORKLOAD.to_owned(), "cores: found 0"),

@@ -232,11 +232,7 @@ pub fn record(seen: &Seen, overheads: &Overheads) -> Option<Recording> {
         name: seen.name.to_owned(),
         description: format!("{} recorded threads, {cpu:.2} CPUs", threads.len()),
         sources: vec!["recorded by muster explain: docs/explain.md".to_owned()],
-        locks: BTreeMap::new(),
-        barriers: BTreeMap::new(),
-        conditions: BTreeMap::new(),
-        buffers: BTreeMap::new(),
-        groups: Vec::new(),
+        ..Workload::default()
     };
     let mut turn_cpu_ns = Vec::new();
     for (t, &permits) in permits.iter().enumerate() {
@@ -589,6 +585,7 @@ impl Scribe<'_> {
             name: condition(t),
             count: Count::Fixed(1),
             cpus: None,
+            nice: 0,
             phases: vec![Phase::Loop { times, scaled: true, phases: body }],
         }
     }
@@ -675,6 +672,7 @@ fn rest(cpu: f64, notes: &mut Vec<String>) -> Option<Group> {
         name: "short-lived".to_owned(),
         count: Count::Fixed(count as u32),
         cpus: None,
+        nice: 0,
         phases: vec![Phase::Loop { times, scaled: true, phases }],
     })
 }

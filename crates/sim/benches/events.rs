@@ -1,8 +1,9 @@
 //! Events per second on one core: the 16-core worlds of the Gleaner study, and the queue and the credit scheduler alone.
 #![allow(missing_docs, reason = "criterion's macros")]
 
-use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use muster_model::study::Figure;
+use criterion::measurement::WallTime;
+use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
+use muster_model::study::{Figure, VmSpec};
 use muster_model::{CpuSet, Profile, Topology, Workload};
 use muster_policy::credit::{Config, Scheduler, Share, Tickle};
 use muster_sim::Simulation;
@@ -32,7 +33,23 @@ fn worlds(criterion: &mut Criterion) {
             });
         }
     }
+    shared(&mut group, &profile, &figure);
     group.finish();
+}
+
+/// Two VMs of 16 vCPUs each on 16 pCPUs.
+fn shared(group: &mut BenchmarkGroup<'_, WallTime>, profile: &Profile, figure: &Figure) {
+    let workloads =
+        [("ocean-cp", OCEAN), ("dedup", DEDUP)].map(|(name, text)| Workload::from_json(text, name).unwrap());
+    let mut experiment = figure.experiment("virtual", "ocean-cp").unwrap();
+    let company = VmSpec { repeat: true, ..experiment.all_vms().remove(0) };
+    (experiment.scale, experiment.vms) = (0.25, vec![company]);
+    let programs: Vec<&Workload> = workloads.iter().collect();
+    let world = || Simulation::of_vms(&experiment, profile, &programs, None).unwrap();
+    group.throughput(Throughput::Elements(world().run().unwrap().counters.events));
+    group.bench_function("ocean-cp beside dedup/virtual", |bencher| {
+        bencher.iter_batched(world, |world| black_box(world.run().unwrap()), BatchSize::PerIteration);
+    });
 }
 
 fn queue(criterion: &mut Criterion) {

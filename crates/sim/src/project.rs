@@ -11,12 +11,11 @@ use crate::run::Window;
 use crate::{SimError, Simulation};
 use muster_model::profile::{PriceKind, names};
 use muster_model::results::{Checked, HandoverCheck, HomeCheck, Projected, ProjectedRemedy, Projection, Range};
-use muster_model::study::{Consolidation, Environment, Experiment, IdleKind, Placement, RemoteWake, WakeSignal};
+use muster_model::study::{Environment, Experiment, IdleKind};
 use muster_model::workload::MAX_THREADS;
 use muster_model::{Distance, ModelError, Profile, Workload};
 use muster_policy::predict::HALT_COST;
 use muster_policy::record::{Overheads, Recording, copies};
-use std::collections::BTreeSet;
 
 /// What was seen of the program where it was recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -193,24 +192,12 @@ struct Stage<'a> {
 impl Stage<'_> {
     fn run(&self, environment: Environment, cores: u32, idle: IdleKind) -> Result<Window, SimError> {
         let experiment = Experiment {
-            machine: String::new(),
-            workload: String::new(),
-            environment,
-            kernel: None,
-            cores,
-            vcpus: None,
             scale_out: true,
-            threads: None,
             idle,
-            remote_wake: RemoteWake::Flag,
-            wakeup: Placement::Spread,
-            wake_signal: WakeSignal::Ipi,
-            yielding: false,
-            consolidation: Consolidation::None,
-            remedies: BTreeSet::new(),
             seed: self.seed,
             scale: SCALE,
             limit_s: SCALE,
+            ..Experiment::new(environment, cores)
         };
         Simulation::new(&experiment, self.profile, self.workload, None)?.window(WARM_UP, WARM_UP + self.stretch)
     }

@@ -1,19 +1,21 @@
 //! Consolidation: the daemon that gives a policy its facts each period and applies what it decides.
 //!
-//! The policies are those of the live world. What the daemon costs is charged to the first active core as work in its
-//! own right; a daemon whose core sleeps is not simulated waking it.
+//! The policies are those of the live world. What the daemon costs is charged to the first active vCPU as work in its
+//! own right; a daemon whose vCPU sleeps is not simulated waking it.
 
 use crate::engine::{NS, Ps};
+use crate::guest::vcpu::VcpuState;
+use crate::guest::vm::of_vm;
 use crate::machine::interrupt::reason;
 use crate::machine::prices::Prices;
-use crate::world::{CoreState, World, core_slot, kind};
-use muster_model::study::{Consolidation, Environment, Experiment, IdleKind};
+use crate::world::{World, kind, slot_of};
+use muster_model::study::{Consolidation, Environment, Experiment, IdleKind, VmSpec};
 use muster_model::{Account, CpuSet, PeriodFacts, ThreadId, ThreadLoad, Topology, WakePair, WakeWindow};
 use muster_policy::consolidate::{self, Controller, Decision, Group, IdleMode, Objective, Permitted, Wanted};
 use muster_policy::{colocate, yielding};
 use std::collections::BTreeMap;
 
-/// Who decides how many cores are active.
+/// Who decides how many of a VM's vCPUs are active. Its policies number the vCPUs from 0.
 #[derive(Debug)]
 pub struct Daemon {
     rule: Rule,
@@ -21,7 +23,7 @@ pub struct Daemon {
     /// The threads that have a seat, and what they and the others woke and ran since the controller asked.
     seated: Vec<Group>,
     pub(crate) window: Option<Window>,
-    /// What idle cores did before the first decision: kind, polling limit, yielding threads.
+    /// What idle vCPUs did before the first decision: kind, polling limit, yielding threads.
     found: Option<(IdleKind, u64, bool)>,
 }
 
@@ -32,12 +34,12 @@ enum Rule {
     Controller(Box<Controller>),
 }
 
-/// Who woke whom, and how long each thread ran, since `since`.
+/// Who woke whom since `since`, and what each thread had run by then.
 #[derive(Debug)]
 pub struct Window {
     since: Ps,
     pub(crate) pairs: BTreeMap<(u32, u32), u64>,
-    pub(crate) ran: Vec<Ps>,
+    had_run: Vec<Ps>,
 }
 
 /// Running totals at the end of a period.
@@ -59,11 +61,12 @@ pub(crate) struct Totals {
 const FIRST_PERIOD_NS: u64 = 4_000_000;
 
 impl Daemon {
-    /// The daemon an experiment asks for.
-    pub fn new(experiment: &Experiment, topology: &Topology, cores: &CpuSet, prices: &Prices) -> Self {
+    /// The daemon that a VM asks for, whose guest sees `topology`.
+    pub fn new(experiment: &Experiment, spec: &VmSpec, topology: &Topology, prices: &Prices) -> Self {
+        let vcpus = CpuSet::first(spec.vcpus as usize);
         let controller = |permitted| {
             Rule::Controller(Box::new(Controller::new(consolidate::Config {
-                allowed: *cores,
+                allowed: vcpus,
                 topology: topology.clone(),
                 prices: prices.of_waking(experiment.environment == Environment::Virtual),
                 objective: Objective::Speed,
@@ -71,13 +74,13 @@ impl Daemon {
                 guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
             })))
         };
-        let rule = match experiment.consolidation {
+        let rule = match spec.consolidation {
             Consolidation::None => Rule::None,
             Consolidation::Yielding => {
-                Rule::Yielding(yielding::Controller::new(yielding::Config::default(), experiment.cores))
+                Rule::Yielding(yielding::Controller::new(yielding::Config::default(), spec.vcpus))
             }
             Consolidation::Controller => {
-                let colocate = cores.len() >= colocate::WORTHWHILE_VCPUS;
+                let colocate = vcpus.len() >= colocate::WORTHWHILE_VCPUS;
                 controller(Permitted { consolidate: true, awake: true, poll: true, colocate })
             }
             Consolidation::Colocate => {
@@ -88,99 +91,99 @@ impl Daemon {
     }
 }
 
-/// Whether a core in this state runs a thread of the program.
-fn runs_a_thread(state: CoreState) -> bool {
-    matches!(state, CoreState::Thread | CoreState::Spinning | CoreState::AwaitingAcks)
-}
-
 impl World {
-    pub(crate) fn start_daemon(&mut self) {
-        let period_ns = match &self.daemon.rule {
+    pub(crate) fn start_daemon(&mut self, vm: usize) {
+        let period_ns = match &self.vms[vm].daemon.rule {
             Rule::None => return,
             Rule::Yielding(controller) => controller.period_ns(),
             Rule::Controller(_) => FIRST_PERIOD_NS,
         };
-        self.queue.schedule(core_slot(0, kind::DAEMON), period_ns * NS);
+        self.queue.schedule(slot_of(vm, kind::DAEMON), self.now + period_ns * NS);
     }
 
-    /// A period ends.
-    pub(crate) fn daemon_due(&mut self) {
-        self.stuck = self.nothing_can_happen();
-        let totals = self.totals();
-        let last = std::mem::replace(&mut self.daemon.last, totals);
-        let mut rule = std::mem::replace(&mut self.daemon.rule, Rule::None);
+    /// The period of a VM's daemon ends.
+    pub(crate) fn daemon_due(&mut self, vm: usize) {
+        self.stuck = self.vms[vm].ends.is_none() && self.nothing_can_happen(vm);
+        let totals = self.totals(vm);
+        let last = std::mem::replace(&mut self.vms[vm].daemon.last, totals);
+        let mut rule = std::mem::replace(&mut self.vms[vm].daemon.rule, Rule::None);
         let (moved, next_ns) = match &mut rule {
             Rule::None => return,
             Rule::Yielding(controller) => {
                 let active = controller.step((totals.yielded - last.yielded) / NS);
-                (self.activate(CpuSet::first(active as usize), true), controller.period_ns())
+                (self.activate(vm, &CpuSet::first(active as usize), true), controller.period_ns())
             }
             Rule::Controller(controller) => {
-                let facts = PeriodFacts { pairs: self.end_window(), ..self.facts(&last, &totals) };
+                let facts = PeriodFacts { pairs: self.end_window(vm), ..self.facts(vm, &last, &totals) };
                 let decision = controller.step(&facts);
-                let moved = self.apply(&decision);
+                let moved = self.apply(vm, &decision);
                 if decision.wanted == Wanted::Pairs {
-                    self.begin_window();
+                    self.begin_window(vm);
                 }
                 (moved, decision.next_period_ns.max(100_000))
             }
         };
-        self.daemon.rule = rule;
-        self.queue.schedule(core_slot(0, kind::DAEMON), self.now + next_ns * NS);
-        self.charge_daemon(moved);
+        self.vms[vm].daemon.rule = rule;
+        self.queue.schedule(slot_of(vm, kind::DAEMON), self.now + next_ns * NS);
+        self.charge_daemon(vm, moved);
     }
 
-    fn charge_daemon(&mut self, moved: u32) {
-        let Some(c) = self.active.iter().next() else { return };
+    fn charge_daemon(&mut self, vm: usize, moved: u32) {
+        let Some(c) = self.vms[vm].active.iter().next() else { return };
         if self.is_awake(c) {
-            self.cores[c].daemon_work += self.prices.remedy_step + self.prices.remedy_move * Ps::from(moved);
+            self.vcpus[c].daemon_work += self.prices.remedy_step + self.prices.remedy_move * Ps::from(moved);
             self.interrupt(c, reason::DAEMON);
         }
     }
 
-    /// Only the daemon's own periods are left: every core rests with nothing on its way to it.
-    fn nothing_can_happen(&self) -> bool {
+    /// Only the daemon's own periods are left: every vCPU rests with nothing on its way to it.
+    pub(crate) fn nothing_can_happen(&self, vm: usize) -> bool {
         let rests =
-            |state| matches!(state, CoreState::Halted | CoreState::Mwait | CoreState::Polling | CoreState::Yielding);
+            |state| matches!(state, VcpuState::Halted | VcpuState::Mwait | VcpuState::Polling | VcpuState::Yielding);
         let on_its_way = |c: usize| {
-            [kind::CORE, kind::RESCHEDULE, kind::FLUSH, kind::NOTICE, kind::PULL]
+            [kind::VCPU, kind::RESCHEDULE, kind::FLUSH, kind::NOTICE, kind::PULL]
                 .iter()
-                .any(|&kind| self.queue.is_pending(core_slot(c, kind)))
+                .any(|&kind| self.queue.is_pending(slot_of(c, kind)))
         };
-        self.asleep == 0
-            && self.waiting == 0
-            && (0..self.cores.len()).all(|c| rests(self.cores[c].state) && self.cores[c].pending == 0 && !on_its_way(c))
+        let vm = &self.vms[vm];
+        vm.live > 0
+            && vm.asleep == 0
+            && vm.waiting == 0
+            && vm.vcpus.clone().all(|c| rests(self.vcpus[c].state) && self.vcpus[c].pending == 0 && !on_its_way(c))
     }
 
-    pub(crate) fn totals(&self) -> Totals {
+    pub(crate) fn totals(&self, vm: usize) -> Totals {
+        let vm = &self.vms[vm];
         let mut totals = Totals {
             now: self.now,
-            cpu: self.cpu_ps,
-            user: self.books.total_until(Account::User, self.now),
-            idle: self.books.total_until(Account::Idle, self.now),
-            polled: self.polled_ps,
-            yielded: self.yielded_ps,
-            waiting: self.waiting_ps + Ps::from(self.waiting) * (self.now - self.waiting_since),
-            idle_entries: self.counters.idle_entries,
-            poll_entries: self.counters.poll_entries,
-            switches: self.counters.switches,
+            cpu: self.threads[vm.threads.clone()].iter().map(|thread| thread.cpu_ps).sum(),
+            user: self.ledgers.vcpus().total_until(vm.vcpus.clone(), Account::User, self.now),
+            idle: self.ledgers.vcpus().total_until(vm.vcpus.clone(), Account::Idle, self.now),
+            polled: vm.polled_ps,
+            yielded: vm.yielded_ps,
+            waiting: vm.waiting_ps + Ps::from(vm.waiting) * (self.now - vm.waiting_since),
+            idle_entries: vm.counters.idle_entries,
+            poll_entries: vm.counters.poll_entries,
+            switches: vm.counters.switches,
         };
-        for core in &self.cores {
-            match core.state {
-                state if runs_a_thread(state) => totals.cpu += self.now - core.run_since,
-                CoreState::Polling => totals.polled += self.now - core.rest_since,
-                CoreState::Yielding => totals.yielded += self.now - core.rest_since,
+        for vcpu in &self.vcpus[vm.vcpus.clone()] {
+            totals.cpu += vcpu.uncharged(self.now);
+            match vcpu.state {
+                _ if vcpu.is_stopped() => {}
+                VcpuState::Polling => totals.polled += self.now - vcpu.rest_since,
+                VcpuState::Yielding => totals.yielded += self.now - vcpu.rest_since,
                 _ => {}
             }
         }
         totals
     }
 
-    fn facts(&self, last: &Totals, now: &Totals) -> PeriodFacts {
+    fn facts(&self, vm: usize, last: &Totals, now: &Totals) -> PeriodFacts {
+        let vm = &self.vms[vm];
         PeriodFacts {
             now_ns: now.now / NS,
             period_ns: (now.now - last.now) / NS,
-            active: self.active,
+            active: vm.active.iter().map(|c| c - vm.vcpus.start).collect(),
             cpu_ns: (now.cpu - last.cpu) / NS,
             user_ns: Some((now.user - last.user) / NS),
             foreign_ns: Some(0),
@@ -193,117 +196,125 @@ impl World {
             io_calls: None,
             io_bytes: None,
             progress: None,
-            threads: self.live,
+            threads: vm.live,
             pairs: None,
         }
     }
 
     /// Sees from now on who wakes whom. What seeing takes is not simulated.
-    fn begin_window(&mut self) {
-        self.charge_running();
-        let ran = vec![0; self.threads.len()];
-        self.daemon.window = Some(Window { since: self.now, pairs: BTreeMap::new(), ran });
+    fn begin_window(&mut self, vm: usize) {
+        self.charge_running(vm);
+        let guest = &mut self.vms[vm];
+        let had_run = self.threads[guest.threads.clone()].iter().map(|thread| thread.cpu_ps).collect();
+        guest.daemon.window = Some(Window { since: self.now, pairs: BTreeMap::new(), had_run });
     }
 
     /// Charges every thread that runs with what it has run so far.
-    fn charge_running(&mut self) {
-        for c in 0..self.cores.len() {
-            if runs_a_thread(self.cores[c].state) {
+    fn charge_running(&mut self, vm: usize) {
+        for c in self.vms[vm].vcpus.clone() {
+            if self.vcpus[c].runs_a_thread() && !self.vcpus[c].is_stopped() {
                 self.charge(c);
             }
         }
     }
 
     /// What was seen, if it was looked at.
-    fn end_window(&mut self) -> Option<WakeWindow> {
-        self.daemon.window.as_ref()?;
-        self.charge_running();
-        let window = self.daemon.window.take()?;
+    fn end_window(&mut self, vm: usize) -> Option<WakeWindow> {
+        self.vms[vm].daemon.window.as_ref()?;
+        self.charge_running(vm);
+        let window = self.vms[vm].daemon.window.take()?;
         let pair = |(&(waker, wakee), &count): (&(u32, u32), &u64)| WakePair {
             waker: ThreadId(waker),
             wakee: ThreadId(wakee),
             count,
         };
-        let load = |(thread, ran): (u32, &Ps)| ThreadLoad { thread: ThreadId(thread), cpu_ns: Some(ran / NS) };
+        let load = |(t, had_run): (usize, &Ps)| {
+            let ran = self.threads[t].cpu_ps - had_run;
+            ThreadLoad { thread: ThreadId(t as u32), cpu_ns: Some(ran / NS) }
+        };
         Some(WakeWindow {
             window_ns: (self.now - window.since) / NS,
             pairs: window.pairs.iter().map(pair).collect(),
-            threads: (0..).zip(&window.ran).map(load).collect(),
+            threads: self.vms[vm].threads.clone().zip(&window.had_run).map(load).collect(),
         })
     }
 
     /// Applies a decision; how many threads had to be moved.
-    fn apply(&mut self, decision: &Decision) -> u32 {
-        let found = self.daemon.found.unwrap_or((self.idle_kind, self.haltpoll.limit_ns, self.yielding));
-        self.daemon.found = Some(found);
-        (self.idle_kind, self.haltpoll.limit_ns, self.yielding) = match decision.idle {
+    fn apply(&mut self, vm: usize, decision: &Decision) -> u32 {
+        let guest = &mut self.vms[vm];
+        let found = guest.daemon.found.unwrap_or((guest.idle_kind, guest.haltpoll.limit_ns, guest.yielding));
+        guest.daemon.found = Some(found);
+        (guest.idle_kind, guest.haltpoll.limit_ns, guest.yielding) = match decision.idle {
             IdleMode::Untouched => found,
             IdleMode::Awake => (found.0, found.1, true),
             IdleMode::Poll { limit_ns } => (IdleKind::Haltpoll, limit_ns, false),
         };
-        let reseats = decision.groups != self.daemon.seated;
-        let moved = self.activate(decision.active, decision.spread && !reseats);
+        let reseats = decision.groups != guest.daemon.seated;
+        let vcpus = guest.vcpus.clone();
+        let moved = self.activate(vm, &decision.active, decision.spread && !reseats);
         if !reseats {
             return moved;
         }
-        let seated = self.seat(&decision.groups);
+        let seated = self.seat(vm, &decision.groups);
         // Only now may threads that had a seat be pushed elsewhere.
-        (0..self.cores.len()).filter(|_| decision.spread).for_each(|c| while self.push_one(c) {});
+        vcpus.filter(|_| decision.spread).for_each(|c| while self.push_one(c) {});
         moved + seated
     }
 
-    /// Gives threads of `groups` their cores, and those that had one before and have none now all active ones; how many
+    /// Gives threads of `groups` their vCPUs, and those that had one before and have none now all active ones; how many
     /// affinities were set.
-    fn seat(&mut self, groups: &[Group]) -> u32 {
-        let before = std::mem::replace(&mut self.daemon.seated, groups.to_vec());
-        let active = self.active;
+    fn seat(&mut self, vm: usize, groups: &[Group]) -> u32 {
+        let vm = &mut self.vms[vm];
+        let before = std::mem::replace(&mut vm.daemon.seated, groups.to_vec());
+        let (active, vcpus, threads) = (vm.active, vm.vcpus.clone(), vm.threads.clone());
         let freed = before.iter().flat_map(|group| group.threads.iter().map(|&thread| (thread, active)));
-        let seated = groups.iter().flat_map(|group| group.threads.iter().map(|&thread| (thread, group.cpus)));
+        let seated =
+            groups.iter().flat_map(|group| group.threads.iter().map(|&thread| (thread, of_vm(&vcpus, &group.cpus))));
         let masks: BTreeMap<ThreadId, CpuSet> =
-            freed.chain(seated).filter(|(thread, _)| (thread.0 as usize) < self.threads.len()).collect();
+            freed.chain(seated).filter(|(thread, _)| threads.contains(&(thread.0 as usize))).collect();
         masks.iter().for_each(|(thread, cpus)| self.restrict(thread.0, cpus));
         masks.len() as u32
     }
 
-    /// Makes `active` the cores that threads may use; how many threads' affinities changed. With `spread`, threads that
-    /// wait are pushed out to cores that have become free.
-    fn activate(&mut self, active: CpuSet, spread: bool) -> u32 {
-        let active = active.intersection(&CpuSet::first(self.cores.len()));
-        let changed = active != self.active && !active.is_empty();
+    /// Makes `cpus`, numbered within the VM, the vCPUs that threads may use; how many threads' affinities changed. With
+    /// `spread`, threads that wait are pushed out to vCPUs that have become free.
+    fn activate(&mut self, vm: usize, cpus: &CpuSet, spread: bool) -> u32 {
+        let guest = &mut self.vms[vm];
+        let (vcpus, threads) = (guest.vcpus.clone(), guest.threads.clone());
+        let active = of_vm(&vcpus, cpus);
+        let changed = active != guest.active && !active.is_empty();
         if changed {
-            self.active = active;
-            self.active_history.push((self.now, active.len() as u32));
-            for t in 0..self.threads.len() as u32 {
-                self.restrict(t, &active);
-            }
+            guest.active = active;
+            guest.active_history.push((self.now, active.len() as u32));
+            threads.for_each(|t| self.restrict(t as u32, &active));
         }
-        for c in 0..self.cores.len() {
+        for c in vcpus {
             self.reconsider_idle(c);
             while spread && self.push_one(c) {}
         }
-        if changed { self.live } else { 0 }
+        if changed { self.vms[vm].live } else { 0 }
+    }
+
+    /// Where a thread may run from now on: its own vCPUs among `cpus`; if there is none, its own.
+    pub(crate) fn allow(&mut self, t: u32, cpus: &CpuSet) {
+        let own = self.pinned[t as usize];
+        let within = own.intersection(cpus);
+        self.allowed[t as usize] = if within.is_empty() { own } else { within };
     }
 
     /// A thread may only use its own CPUs among `cpus`; if there is none, its own.
     fn restrict(&mut self, t: u32, cpus: &CpuSet) {
-        let own = self.pinned[t as usize];
-        let within = own.intersection(cpus);
-        self.allowed[t as usize] = if within.is_empty() { own } else { within };
+        self.allow(t, cpus);
         let c = self.threads[t as usize].cpu as usize;
         if self.allowed[t as usize].contains(c) {
             return;
         }
-        if self.cores[c].current == t {
-            self.cores[c].need_resched = true;
-            self.deliver(c);
-        } else if let Some(index) = self.cores[c].queue.iter().position(|&queued| queued == t) {
+        if self.vcpus[c].current == t {
+            self.vcpus[c].need_resched = true;
+            self.deliver(c, c);
+        } else if let Some(index) = self.vcpus[c].queue.iter().position(|&queued| queued == t) {
             self.dequeue(c, index);
             self.displace(t, c);
         }
-    }
-
-    /// The yielding threads of an experiment that has them without a daemon.
-    pub(crate) fn has_yielding_threads(experiment: &Experiment) -> bool {
-        experiment.yielding || experiment.consolidation == Consolidation::Yielding
     }
 }

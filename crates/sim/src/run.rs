@@ -3,14 +3,22 @@
 use crate::SimError;
 use crate::engine::Ps;
 use crate::engine::books::Stretch;
+use crate::guest::kernel::Kernel;
+use crate::guest::translations::Walks;
+use crate::guest::vm::{Counters, Vm};
 use crate::machine::derive::simulatable;
-use crate::machine::prices::Prices;
+use crate::machine::lines::Cause;
+use crate::machine::prices::{Prices, XenPrices};
+use crate::vmm::pcpu::Scheduling;
 use crate::workload::program::compile;
-use crate::world::{Counters, World};
-use muster_model::study::{Environment, Experiment, GuestKernel};
+use crate::world::World;
+use muster_model::study::{Environment, Experiment, GuestKernel, Remedy, VmSpec};
 use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Over all VMs.
+const MAX_THREADS_IN_ALL: usize = 1 << 16;
 
 /// A run that is ready to go.
 #[derive(Debug)]
@@ -22,7 +30,7 @@ pub struct Simulation {
 /// What a run gave.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
-    /// From the start of the first thread to the end of the last.
+    /// From the start of the first thread to the end of the last, or of the program.
     pub wall_ps: Ps,
     /// Cores.
     pub cores: u32,
@@ -30,10 +38,105 @@ pub struct Outcome {
     pub books: Vec<[Ps; Account::ALL.len()]>,
     /// Counts.
     pub counters: Counters,
-    /// When the number of active cores changed, and to what; ascending.
+    /// Where Xen's time went, by function.
+    pub functions: VmmFunctions,
+    /// Instruction TLB misses of programs and of guests' kernels, where translations are followed.
+    pub itlb_misses: [u64; 2],
+    /// How long guests' kernels have spun for locks inside semaphores.
+    pub kernel_spin_ps: Ps,
+    /// How long they have walked page tables.
+    pub kernel_walk_ps: Ps,
+    /// Cache lines that moved or were not there, by cause (in the order of [`Cause::ALL`]); those that are objects in the
+    /// simulated world.
+    pub line_misses: [u64; Cause::ALL.len()],
+    /// When the number of active cores (in a VM: vCPUs of the first one) changed, and to what; ascending.
     pub active_history: Vec<(Ps, u32)>,
+    /// What the VMM's scheduler did.
+    pub scheduling: Scheduling,
+    /// By VM, the experiment's own first; natively the machine itself.
+    pub vms: Vec<VmOutcome>,
+    /// At its end every thread (of the first VM) waited for another one: only what ended the program got it out of that.
+    pub deadlocked: bool,
     /// The timeline, if it was asked for.
     pub timeline: Vec<Stretch>,
+}
+
+/// Core time in functions of Xen that iXen's text names.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct VmmFunctions {
+    /// Reads of the PM timer, from the lock on.
+    pub handle_pmt_io: Ps,
+    /// Decisions of the vCPU scheduler, load balancing included.
+    pub schedule: Ps,
+}
+
+/// What a run gave one VM.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VmOutcome {
+    /// From the start of its program to its end, the last end where it repeats itself; 0 when it never ended.
+    pub wall_ps: Ps,
+    /// How often its program has ended.
+    pub runs: u32,
+    /// By vCPU and account, time up to the end of the run.
+    pub books: Vec<[Ps; Account::ALL.len()]>,
+    /// Counts; without events.
+    pub counters: Counters,
+    /// Time of its yielding threads or idle daemons, over all vCPUs.
+    pub daemon_ps: Ps,
+    /// By thread, turns of its outermost loops.
+    pub turns: Vec<u64>,
+    /// When the number of its active vCPUs changed, and to what; ascending.
+    pub active_history: Vec<(Ps, u32)>,
+}
+
+impl VmOutcome {
+    fn new(world: &World, vm: &Vm) -> Self {
+        Self {
+            wall_ps: vm.ended_at,
+            runs: vm.runs,
+            books: vm.vcpus.clone().map(|c| *world.ledgers.vcpus().core(c)).collect(),
+            counters: vm.counters,
+            daemon_ps: vm.yielded_ps,
+            turns: world.turns[vm.threads.clone()].to_vec(),
+            active_history: vm.active_history.clone(),
+        }
+    }
+
+    /// The time that went to an account, over all vCPUs.
+    pub fn total_ps(&self, account: Account) -> Ps {
+        self.books.iter().map(|book| book[account as usize]).sum()
+    }
+
+    /// Time on pCPUs, over all vCPUs: all that is neither stolen nor idle.
+    pub fn cpu_ps(&self) -> Ps {
+        let off = [Account::Steal, Account::Idle];
+        Account::ALL.into_iter().filter(|account| !off.contains(account)).map(|account| self.total_ps(account)).sum()
+    }
+
+    /// The vCPUs' books of a run of `wall_ps` as a ledger.
+    pub fn ledger(&self, wall_ps: Ps) -> Ledger {
+        ledger(&self.books, wall_ps)
+    }
+}
+
+/// Books as a ledger.
+fn ledger(books: &[[Ps; Account::ALL.len()]], wall_ps: Ps) -> Ledger {
+    let total = |account: Account| books.iter().map(|book| book[account as usize]).sum();
+    let accounts: BTreeMap<Account, Amount> =
+        Account::ALL.iter().map(|&account| (account, Amount::Exact { time_ps: total(account) })).collect();
+    Ledger { wall_ns: wall_ps / 1000, cores: books.len() as u32, accounts }
+}
+
+/// Whether a workload's groups have vCPUs to run on.
+fn fits(workload: &Workload, vcpus: u32) -> Result<(), ModelError> {
+    let cores = CpuSet::first(vcpus as usize);
+    for (place, cpus) in workload.cpu_sets() {
+        if cpus.intersection(&cores).is_empty() {
+            let found = format!("CPUs {cpus} on {vcpus} cores");
+            return Err(ModelError::new(place, found, "a CPU of the experiment"));
+        }
+    }
+    Ok(())
 }
 
 /// What happened in a stretch of a run.
@@ -68,11 +171,24 @@ impl Simulation {
         workload: &Workload,
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
-        let prices = Prices::new(&*simulatable(profile)?)?;
-        Self::with_prices(experiment, profile, prices, workload, timeline)
+        Self::of_vms(experiment, profile, &[workload], timeline)
     }
 
-    /// The same with prices that differ from the profile's.
+    /// The same with several VMs; `workloads` are theirs, the experiment's own first.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and when the workloads are not as many as the VMs.
+    pub fn of_vms(
+        experiment: &Experiment,
+        profile: &Profile,
+        workloads: &[&Workload],
+        timeline: Option<usize>,
+    ) -> Result<Self, ModelError> {
+        let prices = Prices::new(&*simulatable(profile)?)?;
+        Self::assemble(experiment, profile, prices, workloads, timeline)
+    }
+
+    /// As [`Self::new`] with prices that differ from the profile's.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -83,20 +199,44 @@ impl Simulation {
         workload: &Workload,
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
+        Self::assemble(experiment, profile, prices, &[workload], timeline)
+    }
+
+    fn assemble(
+        experiment: &Experiment,
+        profile: &Profile,
+        prices: Prices,
+        workloads: &[&Workload],
+        timeline: Option<usize>,
+    ) -> Result<Self, ModelError> {
         experiment.validate()?;
-        experiment.applied(workload)?;
-        simulated_yet(experiment)?;
-        let topology = topology(experiment, profile)?;
-        let cores = CpuSet::first(experiment.cores as usize);
-        for group in &workload.groups {
-            if group.cpus.is_some_and(|cpus| cpus.intersection(&cores).is_empty()) {
-                let found = format!("CPUs {} on {} cores", group.cpus.unwrap_or(CpuSet::EMPTY), experiment.cores);
-                return Err(ModelError::new(format!("groups.{}.cpus", group.name), found, "a CPU of the experiment"));
-            }
+        if experiment.kernel == Some(GuestKernel::Pk) {
+            return Err(ModelError::new("kernel", "`pk`, not simulated yet", "linux-2.6.31, or none for Linux 3.2"));
         }
-        let program = compile(workload, &prices, experiment.thread_count(), experiment.scale)?;
-        let world = World::new(experiment, &topology, prices, program, timeline);
-        Ok(Self { world, cores: experiment.cores })
+        let xen = experiment.environment.is_xen().then(|| XenPrices::new(profile)).transpose()?;
+        let pv = experiment.environment == Environment::Pv;
+        let prices = xen.map_or(prices, |xen| prices.on_xen(&xen, pv));
+        let kernel = Kernel::of(experiment);
+        let walks = kernel.footprints.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
+        let topology = topology(experiment, profile)?;
+        let specs = experiment.all_vms();
+        if specs.len() != workloads.len() {
+            let found = format!("{} workloads for {} VMs", workloads.len(), specs.len());
+            return Err(ModelError::new("vms", found, "one each"));
+        }
+        let program = |(spec, workload): (VmSpec, &&Workload)| {
+            fits(workload, spec.vcpus)?;
+            let program = compile(workload, &prices, &kernel, spec.thread_count(), experiment.scale)?;
+            Ok((spec, program, remedies(experiment, workload)?))
+        };
+        let vms = specs.into_iter().zip(workloads).map(program).collect::<Result<Vec<_>, ModelError>>()?;
+        let threads: usize = vms.iter().map(|(_, program, _)| program.threads.len()).sum();
+        if threads > MAX_THREADS_IN_ALL {
+            let allowed = format!("at most {MAX_THREADS_IN_ALL}");
+            return Err(ModelError::new("vms", format!("{threads} threads in all"), allowed));
+        }
+        let world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
+        Ok(Self { world, cores: experiment.pcpus() })
     }
 
     /// Runs it.
@@ -109,10 +249,21 @@ impl Simulation {
         Ok(Outcome {
             wall_ps: world.now,
             cores: self.cores,
-            books: (0..self.cores as usize).map(|c| *world.books.core(c)).collect(),
-            counters: world.counters,
-            active_history: world.active_history,
-            timeline: world.books.into_timeline(),
+            books: (0..self.cores as usize).map(|p| *world.ledgers.pcpus().core(p)).collect(),
+            counters: world.counters(),
+            functions: VmmFunctions {
+                handle_pmt_io: world.vms.iter().filter_map(|vm| vm.pm_timer.as_ref()).map(|timer| timer.spent).sum(),
+                schedule: world.shared.decisions,
+            },
+            itlb_misses: world.walks.map_or([0; 2], |walks| walks.code_misses),
+            kernel_spin_ps: world.kernel_spin,
+            kernel_walk_ps: world.kernel_walks,
+            line_misses: *world.shared.lines.misses(),
+            active_history: world.vms[0].active_history.clone(),
+            scheduling: world.scheduling,
+            vms: world.vms.iter().map(|vm| VmOutcome::new(&world, vm)).collect(),
+            deadlocked: world.nothing_can_happen(0),
+            timeline: world.ledgers.into_timeline(),
         })
     }
 }
@@ -125,13 +276,17 @@ impl Simulation {
     pub fn window(mut self, from: Ps, to: Ps) -> Result<Window, SimError> {
         const WAKING: [Account; 3] = [Account::HaltWake, Account::Ipi, Account::VmmScheduler];
         let world = &mut self.world;
-        let waking =
-            |world: &World| WAKING.iter().map(|&account| world.books.total_until(account, world.now)).sum::<Ps>();
+        let waking = |world: &World| {
+            WAKING
+                .iter()
+                .map(|&account| world.ledgers.vcpus().total_until(0..world.vcpus.len(), account, world.now))
+                .sum::<Ps>()
+        };
         world.start();
         world.go_on(from)?;
-        let (before, waking_before, turns) = (world.totals(), waking(world), world.turns.clone());
+        let (before, waking_before, turns) = (world.totals(0), waking(world), world.turns.clone());
         world.go_on(to)?;
-        let after = world.totals();
+        let after = world.totals(0);
         Ok(Window {
             length_ps: after.now - before.now,
             turns: world.turns.iter().zip(turns).map(|(after, before)| after - before).collect(),
@@ -140,41 +295,36 @@ impl Simulation {
             waking_ps: waking(world) - waking_before,
             idle_entries: after.idle_entries - before.idle_entries,
             switches: after.switches - before.switches,
-            events: world.counters.events,
+            events: world.events,
         })
     }
 }
 
-/// Xen's environments and the kernels of the iXen study can be described, and not be run.
-fn simulated_yet(experiment: &Experiment) -> Result<(), ModelError> {
-    let refused = |what: &str, found: &str, allowed: &str| {
-        Err(ModelError::new(what, format!("`{found}`, not simulated yet"), allowed))
-    };
-    match (experiment.environment, experiment.kernel) {
-        (Environment::Pv | Environment::Hvm, _) => {
-            refused("environment", experiment.environment.name(), "native, virtual")
-        }
-        (_, Some(GuestKernel::Linux2631)) => refused("kernel", "linux-2.6.31", "none"),
-        (_, Some(GuestKernel::Pk)) => refused("kernel", "pk", "none"),
-        (Environment::Native | Environment::Virtual, None) => Ok(()),
+/// The remedies in force.
+fn remedies(experiment: &Experiment, workload: &Workload) -> Result<BTreeSet<Remedy>, ModelError> {
+    let applied = experiment.applied(workload)?;
+    if applied.contains(&Remedy::Itlb) {
+        return Err(ModelError::new("remedies", "`itlb`, not simulated yet", "idle, nohlt"));
     }
+    Ok(applied)
 }
 
 /// The machine's shape, scaled out where the experiment allows it.
 fn topology<'a>(experiment: &Experiment, profile: &'a Profile) -> Result<Cow<'a, Topology>, ModelError> {
-    let cores = CpuSet::first(experiment.cores as usize);
+    let cores = CpuSet::first(experiment.pcpus() as usize);
     if cores.is_subset(&profile.topology.all()) {
         return Ok(Cow::Borrowed(&profile.topology));
     }
     if experiment.scale_out {
-        return profile.topology.scaled_out(experiment.cores as usize).map(Cow::Owned);
+        return profile.topology.scaled_out(experiment.pcpus() as usize).map(Cow::Owned);
     }
     let allowed = format!(
         "1 to {}, the cores of `{}`; more with `scale_out = true` or --vcpus",
         profile.topology.len(),
         profile.name
     );
-    Err(ModelError::new("cores", experiment.cores.to_string(), allowed))
+    let field = if experiment.pcpus.is_some() { "pcpus" } else { "cores" };
+    Err(ModelError::new(field, experiment.pcpus().to_string(), allowed))
 }
 
 impl Outcome {
@@ -183,12 +333,14 @@ impl Outcome {
         self.wall_ps as f64 / 1e12
     }
 
-    /// The books as a ledger.
+    /// The cores' books as a ledger.
     pub fn ledger(&self) -> Ledger {
-        let total = |account: Account| self.books.iter().map(|book| book[account as usize]).sum();
-        let accounts: BTreeMap<Account, Amount> =
-            Account::ALL.iter().map(|&account| (account, Amount::Exact { time_ps: total(account) })).collect();
-        Ledger { wall_ns: self.wall_ps / 1000, cores: self.cores, accounts }
+        ledger(&self.books, self.wall_ps)
+    }
+
+    /// Core time that was not spent halted, over all cores.
+    pub fn busy_ps(&self) -> Ps {
+        self.books.iter().map(|book| book.iter().sum::<Ps>() - book[Account::Idle as usize]).sum()
     }
 
     /// Transitions of cores to idle per second.

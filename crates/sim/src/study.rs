@@ -6,7 +6,7 @@ use crate::run::{Outcome, Simulation};
 use crate::{SimError, engine::Ps};
 use measure::{RunFigures, evaluate};
 use muster_model::results::{Series, StudyKind, StudyNumber, StudyResults};
-use muster_model::study::{Curve, Experiment, Figure, NumberSpec, SeriesSpec, error};
+use muster_model::study::{Curve, Experiment, Figure, NumberSpec, SeriesSpec, VmSpec, error};
 use muster_model::{ModelError, Profile, Workload};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -225,9 +225,9 @@ impl Study {
     fn simulate_one(&self, experiment: &Experiment) -> Result<Outcome, SimError> {
         let missing = |what: &str, file: &str| ModelError::new(what, format!("`{file}`"), "a file of the study");
         let profile = self.machines.get(&experiment.machine).ok_or_else(|| missing("machine", &experiment.machine))?;
-        let workload =
-            self.workloads.get(&experiment.workload).ok_or_else(|| missing("workload", &experiment.workload))?;
-        Simulation::new(experiment, profile, workload, None)?.run()
+        let workload = |vm: &VmSpec| self.workloads.get(&vm.workload).ok_or_else(|| missing("workload", &vm.workload));
+        let workloads = experiment.all_vms().iter().map(workload).collect::<Result<Vec<_>, _>>()?;
+        Simulation::of_vms(experiment, profile, &workloads, None)?.run()
     }
 
     fn number(&self, figure: &Figure, spec: &NumberSpec, value: f64) -> StudyNumber {

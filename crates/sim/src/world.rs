@@ -1,167 +1,77 @@
 //! The simulated world: all state in flat arrays, and the loop that takes one event after the other.
 //!
-//! What an event does lives in the rooms: `machine` (interrupts), `vmm` (exits, suspended vCPUs), `guest` (run queues,
-//! idle, synchronization, memory), `remedy` (consolidation). Every path through them ends with the core in a state
-//! that either has an end (`busy`) or waits for somebody else (`rest`).
+//! What an event does lives in the rooms: `machine` (interrupts), `vmm` (exits, pCPUs and who is on them), `guest` (VMs
+//! and their vCPUs, run queues, idle, synchronization, memory), `remedy` (consolidation). Every path through them ends
+//! with the vCPU in a state that either has an end (`busy`) or waits for somebody else (`rest`).
 
 use crate::SimError;
-use crate::engine::books::Books;
+use crate::engine::Ps;
+use crate::engine::books::{Ledgers, Parts};
 use crate::engine::queue::{Queue, Slot};
 use crate::engine::random::Random;
-use crate::engine::{NS, Ps};
-use crate::guest::sync::{Barrier, Condition, Lock};
-use crate::guest::thread::{List, Thread};
+use crate::guest::sync::{Barrier, Condition, Condvar, Lock};
+use crate::guest::thread::Thread;
+use crate::guest::translations::Walks;
+use crate::guest::vcpu::{Vcpu, VcpuState};
+use crate::guest::vm::{Counters, Vm, of_vm};
 use crate::machine::interrupt::reason;
-use crate::machine::prices::Prices;
+use crate::machine::lines::Cause;
+use crate::machine::prices::{Prices, XenPrices};
+use crate::machine::walk::Walk;
 use crate::remedy::Daemon;
-use crate::workload::program::{LOOP_DEPTH, Op, Program};
-use muster_model::study::{Experiment, IdleKind, Placement, RemoteWake, WakeSignal};
-use muster_model::workload::Duration;
-use muster_model::{Account, CpuSet, Distance, Topology};
-use muster_policy::idle::{HaltPoll, HaltPollConfig};
+use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
+use crate::vmm::pm_timer::{PmTimer, PmTimerPrices};
+use crate::vmm::scheduler::VmmScheduler;
+use crate::vmm::shared::Shared;
+use crate::workload::program::{Base, LOOP_DEPTH, Op, Program};
+use muster_model::study::{Environment, Experiment, Pin, Remedy, VmScheduler, VmSpec, WakeSignal};
+use muster_model::workload::{Duration, Timer};
+use muster_model::{Account, CpuSet, Distance, ModelError, Topology};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
-/// No thread.
+/// No thread; no vCPU.
 pub const NONE: u32 = u32::MAX;
 
 /// Kinds of event slots.
 pub mod kind {
-    /// The end of what a core does.
-    pub const CORE: u32 = 0;
-    /// A rescheduling interrupt arrives.
-    pub const RESCHEDULE: u32 = 1;
-    /// A TLB shootdown's interrupt arrives.
-    pub const FLUSH: u32 = 2;
-    /// A core's periodic tick.
+    // The most frequent ones first: neighbours share cache lines.
+    /// The end of what a vCPU does.
+    pub const VCPU: u32 = 0;
+    /// The end of what the VMM does on a pCPU.
+    pub const PCPU: u32 = 1;
+    /// A rescheduling interrupt arrives at a vCPU.
+    pub const RESCHEDULE: u32 = 2;
+    /// A vCPU's periodic tick.
     pub const TICK: u32 = 3;
-    /// A polling core or one in MWAIT notices a store.
+    /// A polling vCPU or one in MWAIT notices a store.
     pub const NOTICE: u32 = 4;
-    /// A core that is awake and idle looks for waiting threads.
+    /// A vCPU that is awake and idle looks for waiting threads.
     pub const PULL: u32 = 5;
+    /// A TLB shootdown's interrupt arrives at a vCPU.
+    pub const FLUSH: u32 = 6;
     /// A thread's sleep ends.
-    pub const TIMER: u32 = 6;
-    /// The consolidation daemon's period ends.
-    pub const DAEMON: u32 = 7;
+    pub const TIMER: u32 = 7;
+    /// An interrupt of the host tells a pCPU to schedule.
+    pub const KICK: u32 = 8;
+    /// The slice of the vCPU on a pCPU is over.
+    pub const SLICE: u32 = 9;
+    /// The tick of the VMM's scheduler on a pCPU.
+    pub const HOST_TICK: u32 = 10;
+    /// The VMM's scheduler hands out credits.
+    pub const ACCOUNT: u32 = 11;
+    /// The period of a VM's consolidation daemon ends.
+    pub const DAEMON: u32 = 12;
+    /// A VM's program is ended from outside.
+    pub const END: u32 = 13;
 }
 
-/// The slot of a kind of event of a core (or thread, for [`kind::TIMER`]).
+const KIND_BITS: u32 = 4;
+
+/// The slot of a kind of event of a vCPU, thread, VM or pCPU.
 #[inline]
-pub fn core_slot(index: usize, kind: u32) -> Slot {
-    (index as u32) << 3 | kind
-}
-
-/// What a core does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CoreState {
-    /// Runs a stretch of its thread.
-    Thread,
-    /// Its thread spins for a lock.
-    Spinning,
-    /// Its thread waits for other cores to drop translations.
-    AwaitingAcks,
-    /// Handles interrupts.
-    Interrupt,
-    /// Switches to its thread, or to the yielding thread when it has none.
-    Switching,
-    /// Refills caches for a thread that came from another core.
-    Refilling,
-    /// On the way from the scheduler to the idle instruction.
-    EnteringIdle,
-    /// The VMM takes its vCPU off.
-    Suspending,
-    /// In C1; in a VM its vCPU is suspended as well.
-    Halted,
-    /// In MWAIT.
-    Mwait,
-    /// Polls.
-    Polling,
-    /// Runs the yielding thread.
-    Yielding,
-    /// Leaves its sleep state.
-    Resuming,
-    /// The VMM puts its vCPU back.
-    SchedulingIn,
-    /// On the way from the idle loop to the scheduler.
-    LeavingIdle,
-}
-
-/// One core: a physical core and, in a VM, its vCPU.
-#[derive(Debug)]
-pub struct Core {
-    /// What it does.
-    pub state: CoreState,
-    /// Its thread, or [`NONE`].
-    pub current: u32,
-    /// When what it does ends.
-    pub until: Ps,
-    /// Since when its thread has run without being charged.
-    pub run_since: Ps,
-    /// Since when it has had this thread.
-    pub slice_start: Ps,
-    /// Reasons of interrupts that have arrived and are not handled.
-    pub pending: u8,
-    /// Reasons that are being handled.
-    pub handling: u8,
-    /// The thread should give way at the next return to user mode.
-    pub need_resched: bool,
-    /// A rescheduling signal is on its way.
-    pub signalled: bool,
-    /// Its vCPU was suspended when it left its sleep state.
-    pub suspended: bool,
-    /// The tick was stopped on the way into idle and has to be started again.
-    pub tick_stopped: bool,
-    /// It is between go_idle and the scheduler, and not in the yielding thread.
-    pub in_idle_loop: bool,
-    /// Its halt polling found nothing this time.
-    pub polled: bool,
-    /// Since when it rests in its present state.
-    pub rest_since: Ps,
-    /// Threads that wait for it.
-    pub queue: Vec<u32>,
-    /// Floor of its threads' virtual run times.
-    pub min_vruntime: Ps,
-    /// Threads whose sleep ended and whose timer interrupt is not handled yet.
-    pub sleepers: List,
-    /// Since when it has been idle.
-    pub idle_since: Ps,
-    /// Its halt polling.
-    pub haltpoll: HaltPoll,
-    /// Work of the daemon that is due here.
-    pub daemon_work: Ps,
-}
-
-/// Counts over the whole run.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Queue pops that changed a state.
-    pub events: u64,
-    /// Entries into idle states that halt.
-    pub idle_entries: u64,
-    /// Entries into polling idle.
-    pub poll_entries: u64,
-    /// Threads switched in.
-    pub switches: u64,
-    /// Threads that moved to another core.
-    pub migrations: u64,
-    /// Rescheduling IPIs.
-    pub ipis: u64,
-    /// Rescheduling exceptions in place of IPIs.
-    pub exceptions: u64,
-    /// Threads woken.
-    pub wakeups: u64,
-    /// VM exits by HLT.
-    pub halt_exits: u64,
-    /// VM exits by writes to the interrupt command register.
-    pub ipi_exits: u64,
-    /// VM exits by interrupts that take a vCPU out of the guest, and by ends of interrupts.
-    pub interrupt_exits: u64,
-    /// VM exits by writes to the timer.
-    pub timer_exits: u64,
-    /// TLB shootdowns with at least one other core.
-    pub shootdowns: u64,
-    /// Wake-ups of threads blocked on a lock that were timed.
-    pub lock_wakes: u64,
-    /// The sum of their latencies.
-    pub lock_wake_ps: Ps,
+pub fn slot_of(index: usize, kind: u32) -> Slot {
+    (index as u32) << KIND_BITS | kind
 }
 
 /// The world.
@@ -169,24 +79,30 @@ pub struct Counters {
 pub struct World {
     pub(crate) now: Ps,
     pub(crate) queue: Queue,
-    pub(crate) books: Books,
+    pub(crate) ledgers: Ledgers,
     pub(crate) prices: Prices,
+    /// Page walks, where translations are followed.
+    pub(crate) walks: Option<Walks>,
     pub(crate) virtualized: bool,
-    pub(crate) idle_kind: IdleKind,
-    pub(crate) haltpoll: HaltPollConfig,
-    pub(crate) remote_wake: RemoteWake,
-    pub(crate) placement: Placement,
-    pub(crate) wake_signal: WakeSignal,
-    /// Whether active cores have yielding threads.
-    pub(crate) yielding: bool,
-    pub(crate) cores: Vec<Core>,
+    pub(crate) pcpus: Vec<Pcpu>,
+    pub(crate) scheduler: VmmScheduler,
+    /// What the VMM's code shares between pCPUs, and the machine's cache lines.
+    pub(crate) shared: Shared,
+    /// What the VMM's decisions since the last stretch was begun have spent on locks and lines.
+    pub(crate) decided: Parts,
+    pub(crate) scheduling: Scheduling,
+    pub(crate) vms: Vec<Vm>,
+    pub(crate) vcpus: Vec<Vcpu>,
     pub(crate) threads: Vec<Thread>,
-    pub(crate) live: u32,
-    /// By thread, where it may run now: its own CPUs that are active.
+    /// VMs whose programs have to end.
+    pub(crate) unfinished: u32,
+    /// By thread, where it may run now: its own vCPUs that are active.
     pub(crate) allowed: Vec<CpuSet>,
-    /// By thread, its own CPUs.
+    /// By thread, its own vCPUs.
     pub(crate) pinned: Vec<CpuSet>,
     pub(crate) random: Vec<Random>,
+    /// By vCPU, how late its timers are.
+    pub(crate) timer_random: Vec<Random>,
     /// By thread, turns of its outermost loops that are done: its progress.
     pub(crate) turns: Vec<u64>,
     /// By thread and depth, repetitions left.
@@ -196,119 +112,177 @@ pub struct World {
     pub(crate) locks: Vec<Lock>,
     pub(crate) barriers: Vec<Barrier>,
     pub(crate) conditions: Vec<Condition>,
-    /// Cores that hold the process's address space, lazily or in use.
-    pub(crate) in_mm: CpuSet,
-    /// Cores that have not dropped their translations yet, and the thread that waits for them.
-    pub(crate) flushes_left: u32,
-    pub(crate) flusher: u32,
-    /// By pair of cores.
-    pub(crate) distance: Vec<Distance>,
-    /// By core, the cores of its last-level cache.
+    pub(crate) condvars: Vec<Condvar>,
+    pub(crate) timers: Vec<Timer>,
+    /// By timer and thread (the first for a shared timer), up to when it has been moved on.
+    pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
+    /// The CPUs that operations name.
+    pub(crate) cpu_sets: Vec<CpuSet>,
+    /// By pair of pCPUs.
+    distance: Vec<Distance>,
+    /// By vCPU, the vCPUs of its VM that have its last-level cache.
     pub(crate) llc: Vec<CpuSet>,
-    /// Cores that have nothing to do.
-    pub(crate) idle: CpuSet,
-    /// Cores that threads may use.
-    pub(crate) active: CpuSet,
-    pub(crate) daemon: Daemon,
-    /// Threads in run queues.
-    pub(crate) waiting: u32,
-    pub(crate) waiting_since: Ps,
-    pub(crate) waiting_ps: Ps,
-    pub(crate) cpu_ps: Ps,
-    pub(crate) yielded_ps: Ps,
-    pub(crate) polled_ps: Ps,
-    pub(crate) counters: Counters,
-    /// When the number of active cores changed, and to what.
-    pub(crate) active_history: Vec<(Ps, u32)>,
+    pub(crate) events: u64,
+    /// How long guests' kernels have spun for locks inside semaphores.
+    pub(crate) kernel_spin: Ps,
+    /// How long they have walked page tables.
+    pub(crate) kernel_walks: Ps,
     /// Nothing can happen any more but the daemon's periods.
     pub(crate) stuck: bool,
-    /// Threads that sleep on a timer.
-    pub(crate) asleep: u32,
     limit: Ps,
 }
 
-/// The tick, at the same time on all CPUs (Linux 2.6.36 to 3.4 do not skew it): 250 Hz, as Ubuntu 12.04's server kernel
-/// (CONFIG_HZ=250).
-pub const TICK: Ps = 4_000_000 * NS;
-
 impl World {
+    /// The world of an experiment; `vms` are all its VMs, each with its program and the remedies in force there. `xen` are
+    /// its VMM's prices, if it is Xen.
+    ///
+    /// # Errors
+    /// When a VM may run nowhere.
     pub(crate) fn new(
         experiment: &Experiment,
         topology: &Topology,
         prices: Prices,
-        program: Program,
+        xen: Option<&XenPrices>,
+        walks: Option<Walks>,
+        vms: Vec<(VmSpec, Program, BTreeSet<Remedy>)>,
         timeline: Option<usize>,
-    ) -> Self {
-        let n = experiment.cores as usize;
-        let all = CpuSet::first(n);
-        let threads = program.threads.len();
+    ) -> Result<Self, ModelError> {
+        let n = experiment.pcpus() as usize;
+        let vcpus: usize = vms.iter().map(|(spec, ..)| spec.vcpus as usize).sum();
+        let threads: usize = vms.iter().map(|(_, program, _)| program.threads.len()).sum();
         let distance = |a, b| topology.distance(a, b).expect("the cores are the topology's first");
-        let pinned: Vec<CpuSet> =
-            program.threads.iter().map(|(_, cpus)| cpus.map_or(all, |cpus| cpus.intersection(&all))).collect();
-        Self {
+        let specs: Vec<VmSpec> = vms.iter().map(|(spec, ..)| spec.clone()).collect();
+        let skips = vms.iter().any(|(.., remedies)| remedies.contains(&Remedy::Cm));
+        let scheduler = VmmScheduler::new(experiment, topology, &specs, skips)?;
+        let shared = scheduler.is_credit();
+        let mut world = Self {
             now: 0,
-            queue: Queue::new(n.max(threads) << 3),
-            books: Books::new(n, timeline),
+            queue: Queue::new(n.max(vcpus).max(threads) << KIND_BITS),
+            ledgers: if shared { Ledgers::apart(vcpus, n, timeline) } else { Ledgers::common(n, timeline) },
             prices,
-            virtualized: experiment.environment == muster_model::study::Environment::Virtual,
-            idle_kind: experiment.idle,
-            haltpoll: HaltPollConfig::default(),
-            remote_wake: experiment.remote_wake,
-            placement: experiment.wakeup,
-            wake_signal: experiment.wake_signal,
-            yielding: Self::has_yielding_threads(experiment),
-            cores: (0..n).map(|_| Core::new()).collect(),
-            threads: program.threads.iter().map(|&(pc, _)| Thread::new(pc)).collect(),
-            live: threads as u32,
-            allowed: pinned.clone(),
-            pinned,
-            random: (0..threads as u64).map(|t| Random::new(experiment.seed, t)).collect(),
+            walks,
+            virtualized: experiment.environment != Environment::Native,
+            pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
+            scheduler,
+            shared: Shared::new(topology, n, vcpus, prices.cache_line, prices.cache_line[Distance::OtherNode as usize]),
+            decided: Parts::NONE,
+            scheduling: Scheduling::default(),
+            vms: Vec::with_capacity(vms.len()),
+            vcpus: Vec::with_capacity(vcpus),
+            threads: Vec::with_capacity(threads),
+            unfinished: 0,
+            allowed: Vec::new(),
+            pinned: Vec::new(),
+            random: Vec::new(),
+            timer_random: (0..vcpus as u64).map(|c| Random::new(!experiment.seed, c)).collect(),
             turns: vec![0; threads],
             loops: vec![0; threads * LOOP_DEPTH],
-            ops: program.ops,
-            durations: program.durations,
-            locks: program.locks.iter().map(|&kind| Lock::new(kind)).collect(),
-            barriers: program.barriers.iter().map(|spec| Barrier::new(spec.parties)).collect(),
-            conditions: program.permits.iter().map(|&permits| Condition::new(permits)).collect(),
-            in_mm: CpuSet::EMPTY,
-            flushes_left: 0,
-            flusher: NONE,
+            ops: Vec::new(),
+            durations: Vec::new(),
+            locks: Vec::new(),
+            barriers: Vec::new(),
+            conditions: Vec::new(),
+            condvars: Vec::new(),
+            timers: Vec::new(),
+            timer_next: BTreeMap::new(),
+            cpu_sets: Vec::new(),
             distance: (0..n * n).map(|pair| distance(pair / n, pair % n)).collect(),
-            llc: (0..n).map(|c| topology.llc_domain(c).intersection(&all)).collect(),
-            idle: CpuSet::EMPTY,
-            active: all,
-            daemon: Daemon::new(experiment, topology, &all, &prices),
-            waiting: 0,
-            waiting_since: 0,
-            waiting_ps: 0,
-            cpu_ps: 0,
-            yielded_ps: 0,
-            polled_ps: 0,
-            counters: Counters::default(),
-            active_history: vec![(0, n as u32)],
+            llc: Vec::with_capacity(vcpus),
+            events: 0,
+            kernel_spin: 0,
+            kernel_walks: 0,
             stuck: false,
-            asleep: 0,
             limit: (experiment.limit_s * 1e12) as Ps,
+        };
+        for (spec, program, remedies) in vms {
+            world.add_vm(experiment, topology, &spec, program, &remedies);
+            let vm = world.vms.last_mut().expect("it has just been added");
+            vm.timer_slop = xen.map(|xen| xen.timer_slop);
+            if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Hvm) {
+                let intercept = world.prices.vm_exit + xen.port_io + world.prices.vm_entry;
+                let prices = PmTimerPrices { intercept, update: xen.pmt_update, read: xen.pmt_read };
+                let tries_lock = remedies.contains(&Remedy::Vtime);
+                vm.pm_timer = Some(PmTimer::new(&mut world.shared.lines, prices, tries_lock));
+            }
         }
+        Ok(world)
     }
 
-    /// Runs until every thread has ended.
+    /// Adds a VM that runs `program`, behind those that are there.
+    fn add_vm(
+        &mut self,
+        experiment: &Experiment,
+        topology: &Topology,
+        spec: &VmSpec,
+        program: Program,
+        remedies: &BTreeSet<Remedy>,
+    ) {
+        let (first, vm) = (self.vcpus.len(), self.vms.len());
+        let vcpus = first..first + spec.vcpus as usize;
+        let threads = self.threads.len()..self.threads.len() + program.threads.len();
+        let seen = seen_topology(experiment, topology, spec);
+        for c in vcpus.clone() {
+            self.vcpus.push(Vcpu::new(vm, self.scheduler.home(c)));
+            self.llc.push(of_vm(&vcpus, &seen.llc_domain(c - first)));
+        }
+        let daemon = Daemon::new(experiment, spec, &seen, &self.prices);
+        self.unfinished += u32::from(!spec.repeat && !threads.is_empty());
+        self.random.extend(threads.clone().map(|t| Random::new(experiment.seed, t as u64)));
+        let conditions = self.conditions.len()..self.conditions.len() + program.permits.len();
+        let used = vcpus.start..vcpus.start + spec.used.unwrap_or(spec.vcpus) as usize;
+        self.vms.push(Vm::new(experiment, spec, remedies, vcpus, threads, conditions, daemon));
+        self.append(program, &used);
+    }
+
+    /// Puts a program's parts behind those that are there; its threads may use the vCPUs `used`.
+    fn append(&mut self, program: Program, used: &Range<usize>) {
+        let base = Base {
+            ops: self.ops.len() as u32,
+            durations: self.durations.len() as u32,
+            locks: self.locks.len() as u32,
+            barriers: self.barriers.len() as u32,
+            conditions: self.conditions.len() as u32,
+            condvars: self.condvars.len() as u32,
+            timers: self.timers.len() as u32,
+            cpus: self.cpu_sets.len() as u32,
+        };
+        let own = |cpus: Option<CpuSet>| cpus.map_or_else(|| used.clone().collect(), |cpus| of_vm(used, &cpus));
+        for thread in &program.threads {
+            self.pinned.push(own(thread.cpus));
+            self.threads.push(Thread::new(thread.start + base.ops, thread.nice));
+        }
+        self.allowed.extend_from_slice(&self.pinned[self.allowed.len()..]);
+        let vm = self.vms.last_mut().expect("the VM has just been added");
+        vm.ends = program.ends.filter(|_| !vm.repeat);
+        vm.timers = base.timers..base.timers + program.timers.len() as u32;
+        vm.pinned = self.pinned[vm.threads.clone()].to_vec();
+        self.ops.extend(program.ops.iter().map(|op| op.behind(&base)));
+        self.durations.extend(program.durations);
+        self.locks.extend(program.locks.iter().map(|&kind| Lock::new(kind)));
+        self.barriers.extend(program.barriers.iter().map(|spec| Barrier::new(spec.parties, base.locks + spec.mutex)));
+        self.condvars.resize(self.condvars.len() + program.condvars, Condvar::default());
+        self.timers.extend(program.timers);
+        self.cpu_sets.extend(program.cpus.into_iter().map(own));
+        self.conditions.extend(program.permits.iter().map(|&permits| Condition::new(permits)));
+    }
+
+    /// Runs until every program that does not repeat itself has ended, or been ended.
     ///
     /// # Errors
-    /// On a deadlock, or when the limit on simulated time is reached.
+    /// On a deadlock of a program that nobody ends, or when the limit on simulated time is reached.
     pub(crate) fn run(&mut self) -> Result<(), SimError> {
         self.start();
         self.go_on(Ps::MAX)?;
-        self.books.close(self.now);
+        self.ledgers.close(self.now);
         Ok(())
     }
 
-    /// Goes on until every thread has ended, or up to the first event at or after `until`.
+    /// Goes on until every such program has ended, or up to the first event at or after `until`.
     ///
     /// # Errors
     /// As [`Self::run`].
     pub(crate) fn go_on(&mut self, until: Ps) -> Result<(), SimError> {
-        while self.live > 0 && self.now < until {
+        while self.unfinished > 0 && self.now < until {
             let Some((time, slot)) = self.queue.pop() else {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
             };
@@ -316,8 +290,8 @@ impl World {
                 return Err(SimError::Unfinished { limit_s: self.limit as f64 / 1e12 });
             }
             self.now = time;
-            self.counters.events += 1;
-            self.dispatch((slot >> 3) as usize, slot & 7);
+            self.events += 1;
+            self.dispatch((slot >> KIND_BITS) as usize, slot & ((1 << KIND_BITS) - 1));
             if self.stuck {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
             }
@@ -328,9 +302,9 @@ impl World {
     #[inline]
     fn dispatch(&mut self, index: usize, kind: u32) {
         match kind {
-            kind::CORE => self.core_event(index),
+            kind::VCPU => self.vcpu_event(index),
             kind::RESCHEDULE => {
-                let exception = self.wake_signal == WakeSignal::Exception && self.is_awake(index);
+                let exception = self.vm(index).wake_signal == WakeSignal::Exception && self.is_awake(index);
                 self.interrupt(index, if exception { reason::EXCEPTION } else { reason::RESCHEDULE });
             }
             kind::FLUSH => self.interrupt(index, reason::FLUSH),
@@ -338,114 +312,189 @@ impl World {
             kind::NOTICE => self.notice(index),
             kind::PULL => self.pull_due(index),
             kind::TIMER => self.timer_due(index),
-            _ => self.daemon_due(),
+            kind::DAEMON => self.daemon_due(index),
+            kind::PCPU => self.vmm_over(index),
+            kind::KICK | kind::SLICE => self.host_interrupt(index, softirq::SCHEDULE),
+            kind::HOST_TICK => self.host_tick_due(index),
+            kind::ACCOUNT => self.account_due(),
+            _ => self.end_program(index),
         }
     }
 
-    /// What a core did has ended.
+    /// What a vCPU did has ended.
     #[inline]
-    fn core_event(&mut self, c: usize) {
-        match self.cores[c].state {
-            CoreState::Thread => {
+    fn vcpu_event(&mut self, c: usize) {
+        match self.vcpus[c].state {
+            VcpuState::Thread => {
                 self.charge(c);
                 self.step(c);
             }
-            CoreState::Spinning => self.spin_over(c),
-            CoreState::AwaitingAcks => {
+            VcpuState::Spinning => self.spin_over(c),
+            VcpuState::AwaitingAcks => {
                 self.charge(c);
                 self.fetch(c);
             }
-            CoreState::Interrupt => self.interrupts_handled(c),
-            CoreState::Switching => self.switched(c),
-            CoreState::Refilling => self.resume_or_interrupt(c),
-            CoreState::EnteringIdle => self.entered_idle(c),
-            CoreState::Suspending => self.suspended(c),
-            CoreState::Polling => self.poll_over(c),
-            CoreState::Resuming => self.resumed(c),
-            CoreState::SchedulingIn => self.scheduled_in(c),
-            CoreState::LeavingIdle => self.left_idle(c),
-            CoreState::Halted | CoreState::Mwait | CoreState::Yielding => unreachable!("states without an end"),
+            VcpuState::Interrupt => self.interrupts_handled(c),
+            VcpuState::Switching => self.switched(c),
+            VcpuState::Refilling => self.resume_or_interrupt(c),
+            VcpuState::EnteringIdle => self.entered_idle(c),
+            VcpuState::Suspending => self.suspended(c),
+            VcpuState::Polling => self.poll_over(c),
+            VcpuState::Resuming => self.resumed(c),
+            VcpuState::SchedulingIn => self.scheduled_in(c),
+            VcpuState::LeavingIdle => self.left_idle(c),
+            VcpuState::Halted | VcpuState::Mwait | VcpuState::Yielding => unreachable!("states without an end"),
         }
     }
 
-    /// The core does something that ends after `duration`.
+    /// The vCPU does something that ends after `duration`.
     #[inline]
-    pub(crate) fn busy(&mut self, c: usize, state: CoreState, account: Account, duration: Ps) {
+    pub(crate) fn busy(&mut self, c: usize, state: VcpuState, account: Account, duration: Ps) {
         let until = self.now + duration;
-        let core = &mut self.cores[c];
-        core.state = state;
-        core.until = until;
-        self.books.enter(c, self.now, account);
-        self.queue.schedule(core_slot(c, kind::CORE), until);
+        let vcpu = &mut self.vcpus[c];
+        vcpu.state = state;
+        vcpu.until = until;
+        self.ledgers.enter(c, vcpu.pcpu as usize, self.now, account);
+        self.queue.schedule(slot_of(c, kind::VCPU), until);
     }
 
-    /// The core does something until somebody else ends it.
+    /// The vCPU does something until somebody else ends it.
     #[inline]
-    pub(crate) fn rest(&mut self, c: usize, state: CoreState, account: Account) {
-        self.cores[c].state = state;
-        self.cores[c].rest_since = self.now;
-        self.books.enter(c, self.now, account);
+    pub(crate) fn rest(&mut self, c: usize, state: VcpuState, account: Account) {
+        let vcpu = &mut self.vcpus[c];
+        vcpu.state = state;
+        vcpu.rest_since = self.now;
+        self.ledgers.enter(c, vcpu.pcpu as usize, self.now, account);
     }
 
-    /// Distance between two cores as an index.
+    /// The VM of a vCPU.
+    #[inline]
+    pub(crate) fn vm(&self, c: usize) -> &Vm {
+        &self.vms[self.vcpus[c].vm as usize]
+    }
+
+    /// The VM of a vCPU.
+    #[inline]
+    pub(crate) fn vm_mut(&mut self, c: usize) -> &mut Vm {
+        &mut self.vms[self.vcpus[c].vm as usize]
+    }
+
+    /// The counts of all VMs together.
+    pub(crate) fn counters(&self) -> Counters {
+        let mut counters = Counters { events: self.events, ..Counters::default() };
+        self.vms.iter().for_each(|vm| counters += vm.counters);
+        counters
+    }
+
+    /// Distance between the pCPUs of two vCPUs as an index.
     #[inline]
     pub(crate) fn apart(&self, a: usize, b: usize) -> usize {
-        self.distance[a * self.cores.len() + b] as usize
+        self.between(self.vcpus[a].pcpu as usize, self.vcpus[b].pcpu as usize)
     }
 
-    /// Whether the core executes guest instructions, so that an exception can reach it.
+    /// Distance between two pCPUs as an index.
+    #[inline]
+    pub(crate) fn between(&self, a: usize, b: usize) -> usize {
+        self.distance[a * self.pcpus.len() + b] as usize
+    }
+
+    /// Whether the vCPU executes guest instructions, so that an exception can reach it.
     pub(crate) fn is_awake(&self, c: usize) -> bool {
         !matches!(
-            self.cores[c].state,
-            CoreState::Halted
-                | CoreState::Mwait
-                | CoreState::EnteringIdle
-                | CoreState::Suspending
-                | CoreState::Resuming
-                | CoreState::SchedulingIn
+            self.vcpus[c].state,
+            VcpuState::Halted
+                | VcpuState::Mwait
+                | VcpuState::EnteringIdle
+                | VcpuState::Suspending
+                | VcpuState::Resuming
+                | VcpuState::SchedulingIn
         )
     }
 
-    /// Threads start one after the other on the cores they may use, as a loop of clone(2) would place them.
+    /// Threads start one after the other on the vCPUs they may use, as a loop of clone(2) would place them.
     pub(crate) fn start(&mut self) {
-        let n = self.cores.len();
         for t in 0..self.threads.len() {
-            let c =
-                self.allowed[t].iter().nth(t % self.allowed[t].len().max(1)).expect("every thread may run somewhere");
-            self.threads[t].cpu = c as u32;
+            let c = self.first_vcpu(t);
             self.enqueue(t as u32, c);
         }
-        for c in 0..n {
-            self.cores[c].current = NONE;
-            self.schedule(c);
+        if self.scheduler.is_credit() {
+            self.start_vcpus();
+        } else {
+            (0..self.vcpus.len()).for_each(|c| self.schedule(c));
         }
-        self.start_daemon();
+        for c in (0..self.vcpus.len()).filter(|&c| self.vm(c).kernel.ticks_in_idle).collect::<Vec<_>>() {
+            self.start_tick(c);
+        }
+        for vm in 0..self.vms.len() {
+            self.start_daemon(vm);
+            if let Some(ends) = self.vms[vm].ends {
+                self.queue.schedule(slot_of(vm, kind::END), ends);
+            }
+        }
+    }
+
+    /// A VM's program is ended from outside. Where others go on, it goes on beside them, as a load.
+    fn end_program(&mut self, vm: usize) {
+        let vm = &mut self.vms[vm];
+        if vm.live > 0 {
+            vm.runs += 1;
+            vm.ended_at = self.now;
+            vm.was_ended = true;
+            self.unfinished -= 1;
+        }
+    }
+
+    /// vCPU `c` reads the clock once, where that takes the VMM; how long that takes, and on what.
+    pub(crate) fn read_clock(&mut self, c: usize) -> (Ps, Parts) {
+        let vcpu = &self.vcpus[c];
+        let Some(timer) = &mut self.vms[vcpu.vm as usize].pm_timer else { return (0, Parts::NONE) };
+        let mut walk = Walk::new(vcpu.pcpu as usize, Cause::Vmm, self.now);
+        timer.read(&mut self.shared.lines, &mut walk);
+        (walk.at - self.now, walk.parts)
+    }
+
+    /// The program of vCPU `c`'s VM is over; it starts again if it is to repeat itself.
+    pub(crate) fn program_over(&mut self, c: usize) {
+        let now = self.now;
+        let vm = self.vm_mut(c);
+        if vm.was_ended {
+            return;
+        }
+        vm.runs += 1;
+        vm.ended_at = now;
+        if !vm.repeat {
+            self.unfinished -= 1;
+            return;
+        }
+        let (threads, timers, pinned) = (vm.threads.clone(), vm.timers.clone(), vm.pinned.clone());
+        let active = vm.active;
+        vm.live = threads.len() as u32;
+        self.timer_next.retain(|(timer, _), _| !timers.contains(timer));
+        let vm = self.vm(c);
+        vm.conditions.clone().for_each(|condition| self.conditions[condition].restart());
+        for t in threads.clone() {
+            self.threads[t].restart(now);
+            self.pinned[t] = pinned[t - threads.start];
+            self.allow(t as u32, &active);
+            let target = self.first_vcpu(t);
+            self.place_sleeper(t as u32, target);
+            self.enqueue(t as u32, target);
+            if target != c {
+                self.rouse(c, target);
+            }
+        }
+    }
+
+    /// Where a thread starts: its VM's threads in turn on the vCPUs they may use.
+    fn first_vcpu(&self, t: usize) -> usize {
+        let allowed = &self.allowed[t];
+        allowed.iter().nth(t % allowed.len().max(1)).expect("every thread may run somewhere")
     }
 }
 
-impl Core {
-    fn new() -> Self {
-        Self {
-            state: CoreState::Halted,
-            current: NONE,
-            until: 0,
-            run_since: 0,
-            slice_start: 0,
-            pending: 0,
-            handling: 0,
-            need_resched: false,
-            signalled: false,
-            suspended: false,
-            tick_stopped: false,
-            in_idle_loop: false,
-            polled: false,
-            rest_since: 0,
-            queue: Vec::with_capacity(32),
-            min_vruntime: 0,
-            sleepers: List::EMPTY,
-            idle_since: 0,
-            haltpoll: HaltPoll::default(),
-            daemon_work: 0,
-        }
-    }
+/// The machine as a VM's guest sees it: pinned vCPUs are as far apart as their pCPUs; others share one cache domain, for
+/// all that the guest knows.
+fn seen_topology(experiment: &Experiment, topology: &Topology, spec: &VmSpec) -> Topology {
+    let pinned = experiment.scheduler() == VmScheduler::Pinned || spec.pin == Pin::Each;
+    if pinned { topology.clone() } else { Topology::regular(1, 1, spec.vcpus, 1).expect("the number was validated") }
 }

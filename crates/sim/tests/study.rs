@@ -2,9 +2,8 @@
 
 mod common;
 
-use muster_model::Workload;
 use muster_model::results::StudyKind;
-use muster_model::study::Experiment;
+use muster_model::study::{Environment, Experiment};
 use muster_sim::study::Options;
 use muster_sim::{Simulation, Study};
 
@@ -72,23 +71,24 @@ fn doubling_the_scale_moves_no_ratio_by_more_than_2_percent() {
     }
 }
 
+const NOTHING: &str = r#"{"name":"w","groups":[{"name":"g","count":1,"phases":[]}]}"#;
+
 #[test]
 fn what_cannot_be_run_yet_is_refused() {
     let run = |fields: &str| {
         let text = format!("machine = 'm'\nworkload = 'w'\ncores = 2\n{fields}");
         let experiment = Experiment::from_toml(&text, "e.toml").unwrap();
-        let work = r#"{"name":"w","groups":[{"name":"g","count":1,"phases":[]}]}"#;
-        let work = Workload::from_json(work, "w.json").unwrap();
-        Simulation::new(&experiment, &common::r720(), &work, None).unwrap_err().to_string()
+        Simulation::new(&experiment, &common::opteron(), &common::workload(NOTHING), None).unwrap_err().to_string()
     };
     for (fields, wanted) in [
-        ("environment = 'pv'", "environment: found `pv`, not simulated yet; allowed: native, virtual"),
-        ("environment = 'hvm'\nvcpus = 4", "found `hvm`, not simulated yet"),
-        ("environment = 'native'\nkernel = 'linux-2.6.31'", "kernel: found `linux-2.6.31`, not simulated yet"),
-        ("environment = 'virtual'\nkernel = 'pk'", "found `pk`, not simulated yet"),
+        ("environment = 'virtual'\nkernel = 'pk'", "found `pk`, not simulated yet; allowed: linux-2.6.31"),
         ("environment = 'pv'\nremedies = ['itlb']", "`itlb` for workload `w`, which declares no `buffers`"),
     ] {
         let error = run(fields);
         assert!(error.contains(wanted), "{error}");
     }
+    let experiment = Experiment::new(Environment::Hvm, 2);
+    let error =
+        Simulation::new(&experiment, &common::r720(), &common::workload(NOTHING), None).unwrap_err().to_string();
+    assert_eq!(error, "profile `gleaner-r720`: found no price `sim.xen.hypercall`; allowed: a profile with that price");
 }

@@ -17,7 +17,8 @@ fn workload(groups: &str) -> Workload {
 }
 
 fn run(experiment: &Experiment, workload: &Workload) -> Outcome {
-    run_checked(&Case { experiment: experiment.clone(), profile: r720(), workload: workload.clone() }).unwrap()
+    let (experiment, workload) = (experiment.clone(), workload.clone());
+    run_checked(&Case { experiment, profile: r720(), workload, company: Vec::new() }).unwrap()
 }
 
 fn total(outcome: &Outcome, account: Account) -> u64 {

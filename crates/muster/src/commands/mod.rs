@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod explain;
 pub mod guard;
+pub mod import;
 pub mod pause_loops;
 pub mod probe;
 pub mod report;

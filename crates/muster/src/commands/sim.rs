@@ -1,20 +1,25 @@
 //! `muster sim`: simulates one experiment and prints its ledger.
 
+use super::import::print_notes;
 use super::study::{input_error, print};
 use anyhow::Context;
-use muster_model::study::Experiment;
-use muster_model::{Ledger, ModelError, Profile, Workload};
+use muster_model::study::{Experiment, VmScheduler};
+use muster_model::workload::Group;
+use muster_model::{Account, Ledger, ModelError, Profile, Workload, rtapp};
 use muster_report::table;
+use muster_sim::run::VmOutcome;
 use muster_sim::timeline::chrome_trace;
+use muster_sim::vmm::pcpu::Scheduling;
 use muster_sim::{Outcome, Simulation};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Simulate one experiment: a machine, an environment, a program and its remedies.
 ///
 /// FILE is TOML; the machine profile and the workload it names are looked for beside it, then in the current
-/// directory.
+/// directory. The workload may be one for rt-app (`muster import`).
 #[derive(clap::Args)]
 pub struct Args {
     /// The experiment.
@@ -25,6 +30,9 @@ pub struct Args {
     /// Use this seed instead of the experiment's.
     #[arg(long)]
     seed: Option<u64>,
+    /// Simulate this workload instead of the experiment's.
+    #[arg(long, value_name = "FILE")]
+    workload: Option<PathBuf>,
     /// Simulate so many cores (vCPUs) instead of the experiment's; a machine that has fewer is scaled out.
     #[arg(long, value_name = "N")]
     vcpus: Option<u32>,
@@ -50,6 +58,35 @@ struct Report {
     tlb_shootdowns: u64,
     exits: Exits,
     mean_active_cpus: f64,
+    deadlocked: bool,
+    /// By group of the workload, over all its threads.
+    turns: BTreeMap<String, u64>,
+    ledger: Ledger,
+    /// Where vCPUs share pCPUs, what the scheduler did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scheduling: Option<SchedulingReport>,
+    /// Where vCPUs share pCPUs, what each VM got.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    vms: Vec<VmReport>,
+}
+
+#[derive(Serialize)]
+struct SchedulingReport {
+    decisions: u64,
+    kicks: u64,
+    switches: u64,
+    preemptions: u64,
+    migrations: u64,
+}
+
+#[derive(Serialize)]
+struct VmReport {
+    workload: String,
+    /// Until its program ended (the last time, where it repeats itself).
+    wall_s: f64,
+    runs: u32,
+    cpu_s: f64,
+    steal_s: f64,
     ledger: Ledger,
 }
 
@@ -71,16 +108,22 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         experiment.validate().map_err(|error| error.within("--vcpus"))?;
     }
     let machine = beside(&args.file, &experiment.machine);
-    let workload = beside(&args.file, &experiment.workload);
     let profile = Profile::from_toml(&read(&machine, "the machine profile")?, &experiment.machine)?;
-    let program = Workload::from_json(&read(&workload, "the workload")?, &experiment.workload)?;
+    let mut programs = Vec::new();
+    for (number, vm) in experiment.all_vms().iter().enumerate() {
+        programs.push(match &args.workload {
+            Some(file) if number == 0 => workload(file, &file.display().to_string())?,
+            _ => workload(&beside(&args.file, &vm.workload), &vm.workload)?,
+        });
+    }
     let limit = args.timeline.is_some().then_some(TIMELINE_LIMIT);
-    let outcome = Simulation::new(&experiment, &profile, &program, limit)?.run().map_err(input_error)?;
+    let workloads: Vec<&Workload> = programs.iter().collect();
+    let outcome = Simulation::of_vms(&experiment, &profile, &workloads, limit)?.run().map_err(input_error)?;
     if let Some(file) = &args.timeline {
         std::fs::write(file, chrome_trace(&outcome.timeline, outcome.cores))
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
-    let report = report(&outcome);
+    let report = report(&experiment, &outcome, turns(&programs[0], &experiment, &outcome));
     print(&if args.json { serde_json::to_string_pretty(&report)? } else { page(&report) })
 }
 
@@ -90,13 +133,36 @@ fn beside(experiment: &Path, named: &str) -> PathBuf {
     if near.exists() { near } else { PathBuf::from(named) }
 }
 
-fn read(path: &Path, what: &str) -> Result<String, ModelError> {
+/// A workload in our own language, or for rt-app.
+fn workload(path: &Path, name: &str) -> Result<Workload, ModelError> {
+    let text = read(path, "the workload")?;
+    if !rtapp::is_rtapp(&text) {
+        return Workload::from_json(&text, name);
+    }
+    let imported = rtapp::import(&text, name, &rtapp::Options::default())?;
+    print_notes(&imported.notes);
+    Ok(imported.workload)
+}
+
+pub(super) fn read(path: &Path, what: &str) -> Result<String, ModelError> {
     std::fs::read_to_string(path)
         .map_err(|error| ModelError::new(path.display().to_string(), error.to_string(), format!("{what}, readable")))
 }
 
-fn report(outcome: &Outcome) -> Report {
+/// How often each group's outermost loops have gone round; threads are in the order of their groups.
+fn turns(program: &Workload, experiment: &Experiment, outcome: &Outcome) -> BTreeMap<String, u64> {
+    let mut left = outcome.vms[0].turns.iter();
+    let mut of = |group: &Group| {
+        let threads = group.count.resolve(experiment.thread_count()) as usize;
+        (group.name.clone(), left.by_ref().take(threads).sum())
+    };
+    program.groups.iter().map(&mut of).collect()
+}
+
+fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u64>) -> Report {
     let counters = &outcome.counters;
+    let shared = experiment.scheduler() == VmScheduler::Credit;
+    let vms = experiment.all_vms().into_iter().zip(&outcome.vms).filter(|_| shared);
     Report {
         wall_s: outcome.seconds(),
         events: counters.events,
@@ -115,14 +181,43 @@ fn report(outcome: &Outcome) -> Report {
             timer: counters.timer_exits,
         },
         mean_active_cpus: outcome.mean_active(),
+        deadlocked: outcome.deadlocked,
+        turns,
         ledger: outcome.ledger(),
+        scheduling: shared.then(|| scheduling(outcome)),
+        vms: vms.map(|(spec, vm)| vm_report(spec.workload, vm, outcome.wall_ps)).collect(),
+    }
+}
+
+fn scheduling(outcome: &Outcome) -> SchedulingReport {
+    let Scheduling { decisions, kicks, switches, preemptions, migrations } = outcome.scheduling;
+    SchedulingReport { decisions, kicks, switches, preemptions, migrations }
+}
+
+fn vm_report(workload: String, vm: &VmOutcome, wall_ps: u64) -> VmReport {
+    let seconds = |ps: u64| ps as f64 / 1e12;
+    VmReport {
+        workload,
+        wall_s: seconds(vm.wall_ps),
+        runs: vm.runs,
+        cpu_s: seconds(vm.cpu_ps()),
+        steal_s: seconds(vm.total_ps(Account::Steal)),
+        ledger: vm.ledger(wall_ps),
     }
 }
 
 fn page(report: &Report) -> String {
-    let Report { exits, .. } = report;
-    format!(
-        "{}\nsimulated time        {:.6} s\nmean active CPUs      {:.2}\nidle transitions      {:.0}/s\n\
+    let Report { exits, scheduling, vms, .. } = report;
+    let scheduling = scheduling.as_ref().map_or_else(String::new, |vmm| {
+        format!(
+            "vCPU switches         {}, preemptions {}, migrations {}\nVMM decisions         {}, kicks {}\n",
+            vmm.switches, vmm.preemptions, vmm.migrations, vmm.decisions, vmm.kicks
+        )
+    });
+    let vms: String = vms.iter().enumerate().map(|(number, vm)| vm_page(number, vm)).collect();
+    let deadlock = if report.deadlocked { "\nat its end every thread waited for another one" } else { "" };
+    let machine = format!(
+        "{}{deadlock}\nsimulated time        {:.6} s\nmean active CPUs      {:.2}\nidle transitions      {:.0}/s\n\
          wake-ups              {}\nlock wake-up latency  {:.2} us\nIPIs                  {}\nexceptions            {}\n\
          migrations            {}\ncontext switches      {}\nTLB shootdowns        {}\n\
          VM exits              HLT {}, IPI {}, interrupt {}, timer {}\nevents                {}\n",
@@ -142,5 +237,16 @@ fn page(report: &Report) -> String {
         exits.interrupt,
         exits.timer,
         report.events,
+    );
+    machine + &scheduling + &vms
+}
+
+fn vm_page(number: usize, vm: &VmReport) -> String {
+    let VmReport { workload, wall_s, runs, cpu_s, steal_s, ledger } = vm;
+    let ended = if *runs == 0 { "not yet".to_owned() } else { format!("{runs} times, the last at {wall_s:.6} s") };
+    format!(
+        "\nVM {number}: {workload}\n{}\nprogram ended         {ended}\n\
+         CPU time              {cpu_s:.6} s, stolen {steal_s:.6} s\n",
+        table::ledger(ledger),
     )
 }

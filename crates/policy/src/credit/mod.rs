@@ -17,6 +17,7 @@ mod tests;
 
 pub use account::Accounting;
 
+pub use muster_model::study::Tickle;
 use muster_model::{CpuSet, ModelError, Topology};
 use serde::{Deserialize, Serialize};
 
@@ -51,17 +52,6 @@ pub enum Priority {
     Under,
     /// Has just woken, with credits left.
     Boost,
-}
-
-/// Which idle pCPUs hear of a vCPU that has become runnable on a busy one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Tickle {
-    /// One after the other in turn (`tickle_one_idle_cpu`, on by default in Xen 4.1).
-    #[default]
-    One,
-    /// All at which the vCPU may run.
-    All,
 }
 
 /// What the scheduler is told once.
@@ -367,6 +357,11 @@ impl Scheduler {
     /// The vCPU that runs on a pCPU; `None` for the idle vCPU.
     pub fn current(&self, pcpu: usize) -> Option<VcpuId> {
         Some(self.pcpus[pcpu].current).filter(|&vcpu| vcpu != NONE)
+    }
+
+    /// Where a vCPU runs, or in whose queue it waits, or waited last; before that, where it starts.
+    pub fn pcpu_of(&self, vcpu: VcpuId) -> usize {
+        self.vcpus[vcpu as usize].pcpu
     }
 
     /// The vCPUs that wait on a pCPU, the next first.

@@ -2,6 +2,7 @@
 
 use super::Ps;
 use muster_model::Account;
+use std::ops::Range;
 
 /// How many accounts there are.
 pub const ACCOUNTS: usize = Account::ALL.len();
@@ -19,10 +20,55 @@ pub struct Stretch {
     pub to_ps: Ps,
 }
 
+/// Parts of a stretch that belong to other accounts than the rest of it: how long each is. They come first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Parts {
+    parts: [Option<(Account, Ps)>; PARTS],
+}
+
+/// More accounts than this no single stretch is divided over.
+const PARTS: usize = 6;
+
+impl Parts {
+    /// No parts.
+    pub const NONE: Self = Self { parts: [None; PARTS] };
+
+    /// So much more for an account.
+    ///
+    /// # Panics
+    /// When there are more accounts than a stretch is divided over.
+    pub fn add(&mut self, account: Account, time: Ps) {
+        if time == 0 {
+            return;
+        }
+        let mut slots = self.parts.iter_mut();
+        let slot = slots.find(|part| part.is_none_or(|(a, _)| a == account)).expect("as many slots as accounts");
+        *slot = Some((account, slot.map_or(0, |(_, before)| before) + time));
+    }
+
+    /// All of the other's parts as well.
+    pub fn add_all(&mut self, other: &Self) {
+        other.parts.iter().flatten().for_each(|&(account, time)| self.add(account, time));
+    }
+
+    /// What they take together.
+    pub fn total(&self) -> Ps {
+        self.parts.iter().flatten().map(|(_, time)| time).sum()
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.parts[0].is_none()
+    }
+}
+
 /// All cores' books. A core is always in one account; entering another closes the stretch in the last one.
 #[derive(Debug)]
 pub struct Books {
     open: Vec<(Ps, Account)>,
+    /// Parts of the open stretches.
+    parts: Vec<Parts>,
     booked: Vec<[Ps; ACCOUNTS]>,
     timeline: Option<Timeline>,
 }
@@ -38,6 +84,7 @@ impl Books {
     pub fn new(cores: usize, timeline: Option<usize>) -> Self {
         Self {
             open: vec![(0, Account::Idle); cores],
+            parts: vec![Parts::NONE; cores],
             booked: vec![[0; ACCOUNTS]; cores],
             timeline: timeline.map(|limit| Timeline { stretches: Vec::new(), limit }),
         }
@@ -46,11 +93,38 @@ impl Books {
     /// From `now` on the core's time goes to `account`.
     #[inline]
     pub fn enter(&mut self, core: usize, now: Ps, account: Account) {
+        if !self.parts[core].is_empty() {
+            self.book_parts(core, now);
+        }
         let (since, last) = self.open[core];
-        self.booked[core][last as usize] += now - since;
+        self.book(core, last, since, now);
         self.open[core] = (now, account);
+    }
+
+    /// Parts of the stretch that has just begun belong to other accounts. What it turns out to be too short for is left
+    /// out.
+    #[inline]
+    pub fn divide(&mut self, core: usize, parts: &Parts) {
+        if !parts.is_empty() {
+            self.parts[core].add_all(parts);
+        }
+    }
+
+    fn book_parts(&mut self, core: usize, now: Ps) {
+        let parts = std::mem::take(&mut self.parts[core]);
+        for (account, time) in parts.parts.into_iter().flatten() {
+            let (since, rest) = self.open[core];
+            let until = (since + time).min(now);
+            self.book(core, account, since, until);
+            self.open[core] = (until, rest);
+        }
+    }
+
+    #[inline]
+    fn book(&mut self, core: usize, account: Account, from_ps: Ps, to_ps: Ps) {
+        self.booked[core][account as usize] += to_ps - from_ps;
         if let Some(timeline) = &mut self.timeline {
-            timeline.keep(Stretch { core: core as u32, account: last, from_ps: since, to_ps: now });
+            timeline.keep(Stretch { core: core as u32, account, from_ps, to_ps });
         }
     }
 
@@ -67,10 +141,15 @@ impl Books {
         &self.booked[core]
     }
 
-    /// The sum of an account over all cores, up to `now`.
-    pub fn total_until(&self, account: Account, now: Ps) -> Ps {
-        let open: Ps = self.open.iter().filter(|(_, a)| *a == account).map(|(since, _)| now - since).sum();
-        open + self.booked.iter().map(|booked| booked[account as usize]).sum::<Ps>()
+    /// The sum of an account over some cores, up to `now`.
+    pub fn total_until(&self, cores: Range<usize>, account: Account, now: Ps) -> Ps {
+        let open = self.open[cores.clone()].iter().filter(|(_, a)| *a == account).map(|(since, _)| now - since);
+        open.sum::<Ps>() + self.booked[cores].iter().map(|booked| booked[account as usize]).sum::<Ps>()
+    }
+
+    /// The account that a core is in.
+    pub fn account(&self, core: usize) -> Account {
+        self.open[core].1
     }
 
     /// The stretches that were kept, in order of their ends.
@@ -79,10 +158,149 @@ impl Books {
     }
 }
 
+/// The books of vCPUs and those of pCPUs. While each vCPU has a pCPU of its own they are the same, and kept once.
+///
+/// A vCPU's time off its pCPU is idle or stolen; what the VMM does on a pCPU on nobody's behalf is in that one's books only.
+#[derive(Debug)]
+pub struct Ledgers {
+    vcpus: Books,
+    /// `None` while they are the vCPUs'.
+    pcpus: Option<Books>,
+}
+
+impl Ledgers {
+    /// Books of so many CPUs which are both. With `timeline` the first so many stretches are kept.
+    pub fn common(cpus: usize, timeline: Option<usize>) -> Self {
+        Self { vcpus: Books::new(cpus, timeline), pcpus: None }
+    }
+
+    /// Books of vCPUs that share pCPUs; the timeline is the pCPUs'.
+    pub fn apart(vcpus: usize, pcpus: usize, timeline: Option<usize>) -> Self {
+        Self { vcpus: Books::new(vcpus, None), pcpus: Some(Books::new(pcpus, timeline)) }
+    }
+
+    /// From `now` on the time of a vCPU and of the pCPU that it is on goes to `account`.
+    #[inline]
+    pub fn enter(&mut self, vcpu: usize, pcpu: usize, now: Ps, account: Account) {
+        self.vcpus.enter(vcpu, now, account);
+        if let Some(pcpus) = &mut self.pcpus {
+            pcpus.enter(pcpu, now, account);
+        }
+    }
+
+    /// Parts of the stretch that a vCPU has just begun belong to other accounts.
+    #[inline]
+    pub fn divide(&mut self, vcpu: usize, pcpu: usize, parts: &Parts) {
+        self.vcpus.divide(vcpu, parts);
+        if let Some(pcpus) = &mut self.pcpus {
+            pcpus.divide(pcpu, parts);
+        }
+    }
+
+    /// The same for a stretch that the VMM has just begun on a pCPU, on behalf of the vCPU there, if there is one.
+    #[inline]
+    pub fn divide_pcpu(&mut self, pcpu: usize, vcpu: Option<usize>, parts: &Parts) {
+        match (&mut self.pcpus, vcpu) {
+            (None, _) => self.vcpus.divide(pcpu, parts),
+            (Some(pcpus), vcpu) => {
+                pcpus.divide(pcpu, parts);
+                vcpu.iter().for_each(|&vcpu| self.vcpus.divide(vcpu, parts));
+            }
+        }
+    }
+
+    /// From `now` on the time of a vCPU goes to `account`, unless it is its pCPU's.
+    #[inline]
+    pub fn enter_vcpu(&mut self, vcpu: usize, now: Ps, account: Account) {
+        if self.pcpus.is_some() {
+            self.vcpus.enter(vcpu, now, account);
+        }
+    }
+
+    /// From `now` on the time of a pCPU goes to `account`.
+    #[inline]
+    pub fn enter_pcpu(&mut self, pcpu: usize, now: Ps, account: Account) {
+        self.pcpus.as_mut().unwrap_or(&mut self.vcpus).enter(pcpu, now, account);
+    }
+
+    /// Closes every stretch at `now`.
+    pub fn close(&mut self, now: Ps) {
+        self.vcpus.close(now);
+        if let Some(pcpus) = &mut self.pcpus {
+            pcpus.close(now);
+        }
+    }
+
+    /// The account that a vCPU is in.
+    pub fn account(&self, vcpu: usize) -> Account {
+        self.vcpus.account(vcpu)
+    }
+
+    /// The vCPUs' books.
+    pub fn vcpus(&self) -> &Books {
+        &self.vcpus
+    }
+
+    /// The pCPUs' books.
+    pub fn pcpus(&self) -> &Books {
+        self.pcpus.as_ref().unwrap_or(&self.vcpus)
+    }
+
+    /// The pCPUs' stretches that were kept, in order of their ends.
+    pub fn into_timeline(self) -> Vec<Stretch> {
+        self.pcpus.unwrap_or(self.vcpus).into_timeline()
+    }
+}
+
 impl Timeline {
     fn keep(&mut self, stretch: Stretch) {
         if stretch.from_ps < stretch.to_ps && self.stretches.len() < self.limit {
             self.stretches.push(stretch);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn book(books: &Books, account: Account) -> Ps {
+        books.core(0)[account as usize]
+    }
+
+    #[test]
+    fn a_stretch_is_divided_and_the_books_balance() {
+        let mut books = Books::new(1, Some(10));
+        books.enter(0, 100, Account::Kernel);
+        let mut parts = Parts::NONE;
+        parts.add(Account::ClockEmulation, 30);
+        parts.add(Account::VmmLock, 50);
+        parts.add(Account::ClockEmulation, 10);
+        parts.add(Account::Steal, 0);
+        assert_eq!(parts.total(), 90);
+        books.divide(0, &parts);
+        books.enter(0, 250, Account::User);
+        books.close(300);
+        let booked = [Account::Idle, Account::Kernel, Account::ClockEmulation, Account::VmmLock, Account::User]
+            .map(|account| book(&books, account));
+        assert_eq!(booked, [100, 60, 40, 50, 50]);
+        let kept: Vec<Ps> = books.into_timeline().iter().map(|stretch| stretch.to_ps).collect();
+        assert_eq!(kept, [100, 140, 190, 250, 300]);
+    }
+
+    #[test]
+    fn a_stretch_that_ends_early_has_its_first_parts() {
+        let mut books = Books::new(1, None);
+        books.enter(0, 0, Account::Kernel);
+        let mut parts = Parts::NONE;
+        parts.add(Account::PageWalk, 30);
+        parts.add(Account::VmmLock, 50);
+        books.divide(0, &parts);
+        books.enter(0, 40, Account::User);
+        books.close(50);
+        assert_eq!(
+            [Account::PageWalk, Account::VmmLock, Account::Kernel, Account::User].map(|a| book(&books, a)),
+            [30, 10, 0, 10]
+        );
     }
 }

@@ -1,8 +1,8 @@
 //! Address spaces: the TLB shootdown that an unmap waits for. The mm mutex itself is a kernel mutex (`sync`).
 //!
-//! A core keeps the process's address space in lazy TLB mode while it idles: the next shootdown interrupts it there,
+//! A vCPU keeps the process's address space in lazy TLB mode while it idles: the next shootdown interrupts it there,
 //! wakes it if it sleeps, and only then it leaves the address space (Linux 3.2, arch/x86/mm/tlb.c,
-//! `smp_invalidate_interrupt` and `leave_mm`). A yielding thread is another process: its core has left.
+//! `smp_invalidate_interrupt` and `leave_mm`). A yielding thread is another process: its vCPU has left.
 //! The interrupts are sent with one write for each target on machines of more than 8 CPUs, whose APICs are in physical
 //! mode (arch/x86/kernel/apic/apic_flat_64.c, `physflat_send_IPI_mask`), and with one write otherwise.
 //!
@@ -10,39 +10,43 @@
 
 use super::thread::{Mode, Step};
 use crate::engine::Ps;
-use crate::world::{CoreState, NONE, World, core_slot, kind};
+use crate::guest::vcpu::VcpuState;
+use crate::world::{NONE, World, kind, slot_of};
 use muster_model::Account;
 
 /// With more CPUs the APICs are in physical mode.
 const LOGICAL_MODE_CPUS: usize = 8;
 
 impl World {
-    /// The core's thread drops its own translations and sends the interrupts; each leaves when it is written.
+    /// The vCPU's thread drops its own translations and sends the interrupts; each leaves when it is written.
     pub(crate) fn shoot_down(&mut self, c: usize) {
-        debug_assert_eq!(self.flushes_left, 0, "the mm mutex allows one shootdown at a time");
-        let mut targets = self.in_mm;
+        let vm = &mut self.vms[self.vcpus[c].vm as usize];
+        debug_assert_eq!(vm.flushes_left, 0, "the mm mutex allows one shootdown at a time");
+        let mut targets = vm.in_mm;
         targets.remove(c);
-        self.flusher = self.cores[c].current;
-        self.flushes_left = targets.len() as u32;
-        self.counters.shootdowns += u64::from(!targets.is_empty());
+        vm.flusher = self.vcpus[c].current;
+        vm.flushes_left = targets.len() as u32;
+        vm.counters.shootdowns += u64::from(!targets.is_empty());
+        self.drop_translations(c);
         let mut price = self.prices.tlb_flush;
         for (index, target) in targets.iter().enumerate() {
             price += self.flush_send_price(index, target);
             let arrives = self.now + price + self.prices.ipi_delivery;
-            self.queue.schedule(core_slot(target, kind::FLUSH), arrives);
+            self.queue.schedule(slot_of(target, kind::FLUSH), arrives);
         }
         self.stretch(c, price, Account::TlbShootdown, true, Step::FlushSent);
     }
 
     /// What the sender pays for one target; the first one's write may be all that is needed.
     fn flush_send_price(&mut self, index: usize, target: usize) -> Ps {
-        let writes = index == 0 || self.cores.len() > LOGICAL_MODE_CPUS;
+        let vm = &mut self.vms[self.vcpus[target].vm as usize];
+        let writes = index == 0 || vm.vcpus.len() > LOGICAL_MODE_CPUS;
         if !self.virtualized {
             return if writes { self.prices.ipi_send } else { 0 };
         }
-        self.counters.ipi_exits += u64::from(writes);
+        vm.counters.ipi_exits += u64::from(writes);
         let exit = if writes { self.prices.vm_exit + self.prices.vm_entry } else { 0 };
-        let suspended = self.cores[target].state == CoreState::Halted;
+        let suspended = self.vcpus[target].state == VcpuState::Halted;
         exit + self.prices.ipi_emulation + if suspended { self.prices.wake_vcpu } else { 0 }
     }
 
@@ -54,26 +58,29 @@ impl World {
         self.await_acks(c);
     }
 
-    /// The core's thread waits (again) for the others.
+    /// The vCPU's thread waits (again) for the others.
     pub(crate) fn await_acks(&mut self, c: usize) {
-        self.cores[c].run_since = self.now;
-        if self.flushes_left == 0 {
-            self.busy(c, CoreState::AwaitingAcks, Account::TlbShootdown, 0);
+        self.vcpus[c].run_since = self.now;
+        if self.vm(c).flushes_left == 0 {
+            self.busy(c, VcpuState::AwaitingAcks, Account::TlbShootdown, 0);
         } else {
-            self.rest(c, CoreState::AwaitingAcks, Account::TlbShootdown);
+            self.rest(c, VcpuState::AwaitingAcks, Account::TlbShootdown);
         }
     }
 
-    /// A core has dropped its translations; the last one lets the waiting thread go on.
+    /// A vCPU has dropped its translations; the last one lets the waiting thread go on.
     pub(crate) fn acknowledge_flush(&mut self, c: usize) {
-        if self.cores[c].current == NONE {
-            self.in_mm.remove(c);
+        self.drop_translations(c);
+        let vm = &mut self.vms[self.vcpus[c].vm as usize];
+        if self.vcpus[c].current == NONE {
+            vm.in_mm.remove(c);
         }
-        self.flushes_left -= 1;
-        let waiting = self.threads[self.flusher as usize].cpu as usize;
-        if self.flushes_left == 0 && self.cores[waiting].state == CoreState::AwaitingAcks {
+        vm.flushes_left -= 1;
+        let waiting = self.threads[vm.flusher as usize].cpu as usize;
+        let vcpu = &self.vcpus[waiting];
+        if vm.flushes_left == 0 && vcpu.state == VcpuState::AwaitingAcks && !vcpu.is_stopped() {
             let line = self.prices.cache_line[self.apart(c, waiting)];
-            self.queue.schedule(core_slot(waiting, kind::CORE), self.now + line);
+            self.queue.schedule(slot_of(waiting, kind::VCPU), self.now + line);
         }
     }
 }

@@ -1,7 +1,11 @@
 //! The guest's kernel (or, on the machine itself, the kernel): threads, run queues, idle, synchronization, memory.
 
 pub mod idle;
+pub mod kernel;
 pub mod memory;
 pub mod sched;
 pub mod sync;
 pub mod thread;
+pub mod translations;
+pub mod vcpu;
+pub mod vm;

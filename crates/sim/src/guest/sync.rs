@@ -7,8 +7,14 @@
 //! Drepper, Futexes Are Tricky, section 5; glibc 2.15 nptl; Linux 3.2 lib/rwsem.c.
 
 use super::thread::{After, List, Mode, Source, Step, WaitFor};
-use crate::engine::Ps;
-use crate::world::{CoreState, NONE, World, core_slot, kind};
+use crate::engine::{NS, Ps};
+use crate::guest::vcpu::VcpuState;
+use crate::machine::interrupt::reason;
+use crate::machine::lines::Cause;
+use crate::machine::spinlock::{Kind, SpinLock};
+use crate::machine::walk::Walk;
+use crate::vmm::pcpu::RunState;
+use crate::world::{NONE, World, kind, slot_of};
 use muster_model::study::{Placement, RemoteWake, WakeSignal};
 use muster_model::workload;
 use muster_model::{Account, CpuSet};
@@ -36,12 +42,17 @@ pub struct Lock {
     spinners: List,
     /// Threads that are blocked, in order of arrival.
     blocked: List,
+    /// The spin lock that a semaphore's count lies under, once it was used.
+    count: Option<SpinLock>,
 }
+
+/// What is done under a semaphore's own spin lock.
+const UNDER_COUNT: Ps = 20 * NS;
 
 impl Lock {
     /// A free lock.
     pub fn new(kind: workload::Lock) -> Self {
-        Self { kind, word: Word::Free, readers: 0, spinners: List::EMPTY, blocked: List::EMPTY }
+        Self { kind, word: Word::Free, readers: 0, spinners: List::EMPTY, blocked: List::EMPTY, count: None }
     }
 }
 
@@ -49,6 +60,8 @@ impl Lock {
 #[derive(Debug, Clone)]
 pub struct Barrier {
     parties: u32,
+    /// The lock that is its mutex.
+    mutex: u32,
     arrived: u32,
     generation: u32,
     blocked: List,
@@ -56,8 +69,8 @@ pub struct Barrier {
 
 impl Barrier {
     /// A barrier for so many threads.
-    pub fn new(parties: u32) -> Self {
-        Self { parties, arrived: 0, generation: 0, blocked: List::EMPTY }
+    pub fn new(parties: u32, mutex: u32) -> Self {
+        Self { parties, mutex, arrived: 0, generation: 0, blocked: List::EMPTY }
     }
 
     /// One more has arrived; whether it was the last.
@@ -75,6 +88,8 @@ impl Barrier {
 /// A counting condition.
 #[derive(Debug, Clone)]
 pub struct Condition {
+    /// Permits at the start.
+    initial: u64,
     permits: u64,
     blocked: List,
     /// Threads that found no permit and are on their way to blocking.
@@ -84,7 +99,12 @@ pub struct Condition {
 impl Condition {
     /// A condition with permits.
     pub fn new(permits: u64) -> Self {
-        Self { permits, blocked: List::EMPTY, coming: 0 }
+        Self { initial: permits, permits, blocked: List::EMPTY, coming: 0 }
+    }
+
+    /// As it was at the start, when its program starts again.
+    pub fn restart(&mut self) {
+        self.permits = self.initial;
     }
 
     /// Takes a permit if there is one.
@@ -92,6 +112,22 @@ impl Condition {
         let has = self.permits > 0;
         self.permits -= u64::from(has);
         has
+    }
+}
+
+/// A condition variable.
+#[derive(Debug, Clone)]
+pub struct Condvar {
+    /// Threads that wait and are on their way to blocking, in order of arrival.
+    coming: List,
+    /// Threads that are blocked, in order of arrival.
+    blocked: List,
+}
+
+impl Default for Condvar {
+    /// One that nobody waits for.
+    fn default() -> Self {
+        Self { coming: List::EMPTY, blocked: List::EMPTY }
     }
 }
 
@@ -104,6 +140,20 @@ enum Signal {
 
 impl World {
     // ---- locks ----
+
+    /// The core's thread is about to change a semaphore's count, under the spin lock that this lies under.
+    pub(crate) fn count(&mut self, c: usize, l: u32) {
+        let pcpu = self.vcpus[c].pcpu as usize;
+        let mut walk = Walk::new(pcpu, Cause::Guest, self.now);
+        let lines = &mut self.shared.lines;
+        let count = self.locks[l as usize].count.get_or_insert_with(|| SpinLock::new(Kind::Ticket, lines.add()));
+        walk.acquire(count, lines);
+        walk.at += UNDER_COUNT;
+        walk.release(count, lines);
+        self.kernel_spin += walk.waited;
+        self.in_kernel(c, walk.at - self.now, Step::Fetch);
+        self.ledgers.divide(c, pcpu, &walk.parts);
+    }
 
     /// The fast path: takes a free lock.
     #[inline]
@@ -188,23 +238,23 @@ impl World {
         self.spin_on(c, t);
     }
 
-    /// The core's thread spins (again): to the end of its timeout if it has one.
+    /// The vCPU's thread spins (again): to the end of its timeout if it has one.
     pub(crate) fn spin_on(&mut self, c: usize, t: u32) {
         let thread = &self.threads[t as usize];
-        self.cores[c].run_since = self.now;
+        self.vcpus[c].run_since = self.now;
         if thread.granted {
-            self.busy(c, CoreState::Spinning, Account::Spin, 0);
+            self.busy(c, VcpuState::Spinning, Account::Spin, 0);
         } else if thread.remaining > 0 {
-            self.busy(c, CoreState::Spinning, Account::Spin, thread.remaining);
+            self.busy(c, VcpuState::Spinning, Account::Spin, thread.remaining);
         } else {
-            self.rest(c, CoreState::Spinning, Account::Spin);
+            self.rest(c, VcpuState::Spinning, Account::Spin);
         }
     }
 
     /// The spinning thread has got the lock, or its timeout has come.
     pub(crate) fn spin_over(&mut self, c: usize) {
         self.charge(c);
-        let t = self.cores[c].current;
+        let t = self.vcpus[c].current;
         let thread = &mut self.threads[t as usize];
         if std::mem::take(&mut thread.granted) {
             thread.remaining = 0;
@@ -250,15 +300,16 @@ impl World {
     fn grant(&mut self, from: usize, t: u32) {
         self.threads[t as usize].granted = true;
         let c = self.threads[t as usize].cpu as usize;
-        if self.cores[c].current == t && self.cores[c].state == CoreState::Spinning {
+        let vcpu = &self.vcpus[c];
+        if vcpu.current == t && vcpu.state == VcpuState::Spinning && !vcpu.is_stopped() {
             let line = self.prices.cache_line[self.apart(from, c)];
-            self.queue.schedule(core_slot(c, kind::CORE), self.now + line);
+            self.queue.schedule(slot_of(c, kind::VCPU), self.now + line);
         }
     }
 
     // ---- waiting ----
 
-    /// The core's thread is on its way to blocking.
+    /// The vCPU's thread is on its way to blocking.
     pub(crate) fn wait(&mut self, c: usize, t: u32, price: Ps, what: WaitFor, after: After) {
         let thread = &mut self.threads[t as usize];
         thread.waits_for = what;
@@ -269,7 +320,7 @@ impl World {
         self.in_kernel(c, price, Step::Block(what));
     }
 
-    /// At the point of no return the kernel looks once more; then the thread leaves its core.
+    /// At the point of no return the kernel looks once more; then the thread leaves its vCPU.
     pub(crate) fn block_unless_passed(&mut self, c: usize, t: u32, what: WaitFor) {
         let generation = self.threads[t as usize].generation;
         let passed = match what {
@@ -299,6 +350,15 @@ impl World {
                 }
                 has
             }
+            WaitFor::Condvar(v) => {
+                let signalled = std::mem::take(&mut self.threads[t as usize].signalled);
+                if !signalled {
+                    let condvar = &mut self.condvars[v as usize];
+                    condvar.coming.remove(&mut self.threads, t);
+                    condvar.blocked.push(&mut self.threads, t);
+                }
+                signalled
+            }
             WaitFor::Barrier(b) | WaitFor::Broadcast(b) => {
                 let barrier = &mut self.barriers[b as usize];
                 let over = barrier.generation != generation;
@@ -309,7 +369,7 @@ impl World {
             }
         };
         if !passed {
-            self.cores[c].current = NONE;
+            self.vcpus[c].current = NONE;
             return self.schedule(c);
         }
         match self.threads[t as usize].after {
@@ -351,9 +411,8 @@ impl World {
         self.wait(c, t, self.prices.syscall + self.prices.block, WaitFor::Broadcast(b), after);
     }
 
-    /// The mutexes of barriers follow the workload's own locks; the mm mutex comes last.
     fn mutex_of(&self, b: u32) -> u32 {
-        (self.locks.len() - 1 - self.barriers.len()) as u32 + b
+        self.barriers[b as usize].mutex
     }
 
     /// Gives permits; a system call only if somebody waits or is about to. Whether it takes time.
@@ -366,6 +425,60 @@ impl World {
         let price = self.prices.syscall + self.prices.futex_wake;
         self.call(c, t, price, Source::Condition { condition, count }, Step::Fetch);
         true
+    }
+
+    // ---- condition variables ----
+
+    /// Queues for a condition variable, releases the mutex, blocks, and takes the mutex again.
+    pub(crate) fn await_signal(&mut self, c: usize, t: u32, v: u32, mutex: u32) {
+        self.condvars[v as usize].coming.push(&mut self.threads, t);
+        self.threads[t as usize].after = After::Retry(mutex);
+        if !self.release(c, t, mutex, Step::Block(WaitFor::Condvar(v))) {
+            self.wait_for_signal(c, t, v);
+        }
+    }
+
+    fn wait_for_signal(&mut self, c: usize, t: u32, v: u32) {
+        let after = self.threads[t as usize].after;
+        self.wait(c, t, self.prices.syscall + self.prices.block, WaitFor::Condvar(v), after);
+    }
+
+    /// Wakes the first who waits; of all, the others move to the mutex, where each wakes the next as it leaves
+    /// (FUTEX_CMP_REQUEUE, as glibc up to 2.24). No system call where nobody waits. Whether it takes time.
+    pub(crate) fn signal_condvar(&mut self, c: usize, t: u32, v: u32, all: bool) -> bool {
+        let first = self.condvars[v as usize].blocked.pop(&self.threads);
+        let mut noticed = false;
+        while (all || (first.is_none() && !noticed))
+            && let Some(coming) = self.condvars[v as usize].coming.pop(&self.threads)
+        {
+            self.threads[coming as usize].signalled = true;
+            noticed = true;
+        }
+        if let Some(first) = first {
+            self.add_to_wakes(t, first);
+        } else if !noticed {
+            return false;
+        }
+        let mut price = self.prices.syscall + self.prices.futex_wake;
+        while all && let Some(next) = self.condvars[v as usize].blocked.pop(&self.threads) {
+            self.requeue_behind(t, first, next);
+            price += self.prices.requeue;
+        }
+        self.call(c, t, price, Source::Listed, Step::Fetch);
+        true
+    }
+
+    /// The mutex's state stays: whoever was woken first marks that somebody may wait. Who waits with another mutex is woken
+    /// as well.
+    fn requeue_behind(&mut self, t: u32, first: Option<u32>, next: u32) {
+        let after = self.threads[next as usize].after;
+        let same = first.is_some_and(|first| self.threads[first as usize].after == after);
+        let After::Retry(mutex) = after else { unreachable!("it takes its mutex again") };
+        if !same {
+            return self.add_to_wakes(t, next);
+        }
+        self.threads[next as usize].waits_for = WaitFor::Mutex(mutex);
+        self.locks[mutex as usize].blocked.push(&mut self.threads, next);
     }
 
     // ---- the waking call ----
@@ -451,6 +564,7 @@ impl World {
         }
         match self.threads[t as usize].then {
             Step::Block(WaitFor::Broadcast(b)) => self.wait_for_broadcast(c, t, b),
+            Step::Block(WaitFor::Condvar(v)) => self.wait_for_signal(c, t, v),
             _ => self.fetch(c),
         }
     }
@@ -467,17 +581,19 @@ impl World {
         woken.in_kernel = true;
         woken.remaining = 0;
         woken.woken_from = start;
-        woken.waker_core = c as u32;
-        self.counters.wakeups += 1;
-        if let Some(window) = &mut self.daemon.window {
+        woken.waker_cpu = c as u32;
+        let vm = &mut self.vms[self.vcpus[c].vm as usize];
+        vm.counters.wakeups += 1;
+        if let Some(window) = &mut vm.daemon.window {
             *window.pairs.entry((t, w)).or_default() += 1;
         }
-        let target = self.place(c, w, self.placement);
+        let placement = vm.placement;
+        let target = self.place(c, w, placement);
         self.place_sleeper(w, target);
         self.enqueue(w, target);
         if target == c {
             if self.should_preempt(c, w) {
-                self.cores[c].need_resched = true;
+                self.vcpus[c].need_resched = true;
             } else {
                 self.offer(w);
             }
@@ -486,14 +602,16 @@ impl World {
         match self.signal(c, target, w) {
             Signal::None => self.wake_next(c, t),
             Signal::Exception => {
-                self.counters.exceptions += 1;
+                self.vm_mut(c).counters.exceptions += 1;
                 let line = self.prices.cache_line[self.apart(c, target)];
-                self.queue.schedule(core_slot(target, kind::RESCHEDULE), self.now + line);
+                self.queue.schedule(slot_of(target, kind::RESCHEDULE), self.now + line);
                 self.stretch(c, line, Account::CacheTransfer, true, Step::WakeNext);
             }
             Signal::Ipi => {
-                self.counters.ipis += 1;
-                self.counters.ipi_exits += u64::from(self.virtualized);
+                let exits = u64::from(self.virtualized);
+                let counters = &mut self.vm_mut(c).counters;
+                counters.ipis += 1;
+                counters.ipi_exits += exits;
                 let price = self.ipi_send_price();
                 self.stretch(c, price, Account::Ipi, true, Step::IpiWritten(target as u32));
             }
@@ -508,7 +626,7 @@ impl World {
             waker: from,
             previous,
             allowed: &self.allowed[t as usize],
-            idle: &self.idle,
+            idle: &self.vm(from).idle,
             previous_llc: &self.llc[previous],
             waker_llc: &self.llc[from],
             waker_load: self.load(from),
@@ -517,31 +635,31 @@ impl World {
     }
 
     fn load(&self, c: usize) -> u32 {
-        self.cores[c].queue.len() as u32 + u32::from(self.cores[c].current != NONE)
+        self.vcpus[c].queue.len() as u32 + u32::from(self.vcpus[c].current != NONE)
     }
 
-    /// Whether and how core `c` tells `target` that thread `w` has been put on its queue.
+    /// Whether and how vCPU `c` tells `target` that thread `w` has been put on its queue.
     fn signal(&mut self, c: usize, target: usize, w: u32) -> Signal {
-        let flag = self.remote_wake == RemoteWake::Flag;
-        match self.cores[target].state {
-            CoreState::Polling | CoreState::Mwait if flag => {
+        let flag = self.vm(c).remote_wake == RemoteWake::Flag;
+        match self.vcpus[target].state {
+            VcpuState::Polling | VcpuState::Mwait if flag => {
                 let line = self.prices.cache_line[self.apart(c, target)] + self.prices.poll_notice;
-                if !self.queue.is_pending(core_slot(target, kind::NOTICE)) {
-                    self.queue.schedule(core_slot(target, kind::NOTICE), self.now + line);
+                if !self.queue.is_pending(slot_of(target, kind::NOTICE)) {
+                    self.queue.schedule(slot_of(target, kind::NOTICE), self.now + line);
                 }
                 Signal::None
             }
-            CoreState::Resuming | CoreState::SchedulingIn | CoreState::LeavingIdle => Signal::None,
-            CoreState::Polling
-            | CoreState::Mwait
-            | CoreState::Halted
-            | CoreState::EnteringIdle
-            | CoreState::Suspending => self.once(target, Signal::Ipi),
-            CoreState::Yielding => self.once_awake(target),
+            VcpuState::Resuming | VcpuState::SchedulingIn | VcpuState::LeavingIdle => Signal::None,
+            VcpuState::Polling
+            | VcpuState::Mwait
+            | VcpuState::Halted
+            | VcpuState::EnteringIdle
+            | VcpuState::Suspending => self.once(target, Signal::Ipi),
+            VcpuState::Yielding => self.once_awake(target),
             // On its way to the yielding thread or back from an interrupt in idle: it looks at its queue by itself.
-            _ if self.cores[target].current == NONE => Signal::None,
+            _ if self.vcpus[target].current == NONE => Signal::None,
             _ if self.should_preempt(target, w) => {
-                self.cores[target].need_resched = true;
+                self.vcpus[target].need_resched = true;
                 self.once_awake(target)
             }
             _ => {
@@ -552,18 +670,18 @@ impl World {
     }
 
     fn once_awake(&mut self, target: usize) -> Signal {
-        let exception = self.wake_signal == WakeSignal::Exception;
+        let exception = self.vm(target).wake_signal == WakeSignal::Exception;
         self.once(target, if exception { Signal::Exception } else { Signal::Ipi })
     }
 
     /// A CPU that has been told is not told again before it has looked.
     fn once(&mut self, target: usize, signal: Signal) -> Signal {
-        if std::mem::replace(&mut self.cores[target].signalled, true) { Signal::None } else { signal }
+        if std::mem::replace(&mut self.vcpus[target].signalled, true) { Signal::None } else { signal }
     }
 
     /// The register write is done: an IPI to a suspended vCPU makes the VMM wake it first.
     pub(crate) fn ipi_written(&mut self, c: usize, target: usize) {
-        if self.virtualized && self.cores[target].state == CoreState::Halted {
+        if self.virtualized && self.vcpus[target].state == VcpuState::Halted {
             let price = self.prices.wake_vcpu;
             self.stretch(c, price, Account::VmmScheduler, true, Step::VcpuWoken(target as u32));
         } else {
@@ -573,35 +691,41 @@ impl World {
 
     /// The interrupt is on its way; the sender goes back into the guest.
     pub(crate) fn send_reschedule(&mut self, c: usize, target: usize) {
-        self.deliver(target);
+        let woke_vcpu = self.vcpus[target].state == VcpuState::Halted;
+        let decision = self.deliver(c, target);
         if self.virtualized {
-            let woke_vcpu = self.cores[target].state == CoreState::Halted;
-            let price = self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
+            let price = decision + self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
             self.stretch(c, price, Account::Ipi, true, Step::WakeNext);
+            self.divide_by_decisions(self.vcpus[c].pcpu as usize);
         } else {
-            let t = self.cores[c].current;
+            let t = self.vcpus[c].current;
             self.wake_next(c, t);
         }
     }
 
-    /// A rescheduling interrupt is on its way to a core.
-    pub(crate) fn deliver(&mut self, target: usize) {
-        let slot = core_slot(target, kind::RESCHEDULE);
+    /// A vCPU sends a rescheduling interrupt to another; what the VMM's scheduler takes for it.
+    pub(crate) fn deliver(&mut self, from: usize, target: usize) -> Ps {
+        if self.scheduler.is_credit() && self.run_state(target) != RunState::Running {
+            return self.post(target, reason::RESCHEDULE, self.vcpus[from].pcpu as usize);
+        }
+        let slot = slot_of(target, kind::RESCHEDULE);
         if !self.queue.is_pending(slot) {
             self.queue.schedule(slot, self.now + self.prices.ipi_delivery);
         }
+        0
     }
 
-    /// A thread waits behind another: a core that is awake and idle will find it when it looks.
+    /// A thread waits behind another: a vCPU that is awake and idle will find it when it looks.
     fn offer(&mut self, t: u32) {
-        if self.idle.is_empty() {
+        let idle = &self.vm(self.threads[t as usize].cpu as usize).idle;
+        if idle.is_empty() {
             return;
         }
-        let candidates: CpuSet = self.idle.intersection(&self.allowed[t as usize]);
-        let awake = |c: &usize| matches!(self.cores[*c].state, CoreState::Yielding | CoreState::Polling);
-        let found = candidates.iter().filter(|&c| !self.queue.is_pending(core_slot(c, kind::PULL))).find(awake);
+        let candidates: CpuSet = idle.intersection(&self.allowed[t as usize]);
+        let awake = |c: &usize| matches!(self.vcpus[*c].state, VcpuState::Yielding | VcpuState::Polling);
+        let found = candidates.iter().filter(|&c| !self.queue.is_pending(slot_of(c, kind::PULL))).find(awake);
         if let Some(c) = found {
-            self.queue.schedule(core_slot(c, kind::PULL), self.now + self.prices.balance);
+            self.queue.schedule(slot_of(c, kind::PULL), self.now + self.prices.balance);
         }
     }
 }

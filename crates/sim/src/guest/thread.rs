@@ -1,9 +1,19 @@
 //! Threads: what one is doing, and the steps it takes from one operation of its program to the next.
 
-use crate::engine::Ps;
+use crate::engine::books::Parts;
+use crate::engine::{NS, Ps};
+use crate::guest::vcpu::VcpuState;
 use crate::workload::program::{LOOP_DEPTH, Op};
-use crate::world::{CoreState, NONE, World, core_slot, kind};
+use crate::world::{NONE, World, kind, slot_of};
 use muster_model::Account;
+use muster_model::workload::RUN_FOR_PIECE_NS;
+
+/// Weight by niceness from -20 (kernel/sched.c, `prio_to_weight`): a step is 10 % of the CPU.
+const WEIGHTS: [u32; 40] = [
+    88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916, 9548, 7620, 6100, 4904, 3906, 3121, 2501,
+    1991, 1586, 1277, NICE_0, 820, 655, 526, 423, 335, 272, 215, 172, 137, 110, 87, 70, 56, 45, 36, 29, 23, 18, 15,
+];
+const NICE_0: u32 = 1024;
 
 /// A list of threads, linked through [`Thread::next`]; a thread is in one list at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +85,8 @@ pub enum WaitFor {
     Barrier(u32),
     /// A condition-variable barrier.
     Broadcast(u32),
+    /// A condition variable.
+    Condvar(u32),
 }
 
 /// Whom a waking call wakes.
@@ -122,8 +134,16 @@ pub enum Step {
     WakeNext,
     /// The system call that sleeps has reached the scheduler.
     Sleep(u32),
+    /// The one that sleeps until [`Thread::until`] has.
+    SleepUntil,
+    /// The system call that yields has reached the scheduler.
+    Yield,
+    /// The system call that changes its CPUs is done.
+    Affinity(u32),
     /// The shootdown's interrupts have been sent.
     FlushSent,
+    /// The clock was read; so many reads are left.
+    ReadClock(u32),
 }
 
 /// What a woken thread does next.
@@ -135,23 +155,25 @@ pub enum After {
     Retry(u32),
 }
 
-/// How a thread that has a core, or waits for one, was last running.
+/// How a thread that has a vCPU, or waits for one, was last running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// A stretch with an end.
     Stretch,
     /// Spinning for a lock.
     Spin,
-    /// Waiting for other cores to drop translations.
+    /// Waiting for other vCPUs to drop translations.
     Acks,
 }
 
 /// A thread.
 #[derive(Debug, Clone)]
 pub struct Thread {
+    /// Its first operation.
+    pub start: u32,
     /// Its next operation.
     pub pc: u32,
-    /// Its core: where it runs, waits or ran last.
+    /// Its vCPU: where it runs, waits or ran last.
     pub cpu: u32,
     /// The next thread of the list it is in.
     pub next: u32,
@@ -163,20 +185,24 @@ pub struct Thread {
     pub account: Account,
     /// Whether it is in the kernel, where it is not preempted.
     pub in_kernel: bool,
-    /// The core on which it ran last, where its caches are warm.
+    /// The vCPU on which it ran last, where its caches are warm.
     pub ran_on: u32,
     /// The lock it spins for is its own now.
     pub granted: bool,
     /// What is left of its present stretch while it does not run.
     pub remaining: Ps,
-    /// Virtual run time (all threads have the same weight).
+    /// CPU time that it has been charged with.
+    pub cpu_ps: Ps,
+    /// Virtual run time.
     pub vruntime: Ps,
+    /// Its weight: what its share of a CPU is in proportion to.
+    pub weight: u32,
     /// When its present waking call began.
     pub call_start: Ps,
     /// When the call began that woke it.
     pub woken_from: Ps,
-    /// The core that woke it.
-    pub waker_core: u32,
+    /// The vCPU that woke it.
+    pub waker_cpu: u32,
     /// What it does once it is awake.
     pub after: After,
     /// What it waits or last waited for.
@@ -189,12 +215,23 @@ pub struct Thread {
     pub wakes: List,
     /// What it does after its waking call.
     pub then: Step,
+    /// When it began to compute for a time that the clock says.
+    pub since: Option<Ps>,
+    /// The time up to which it sleeps.
+    pub until: Ps,
+    /// When its program began.
+    pub begun: Ps,
+    /// Where its timers begin.
+    pub origin: Ps,
+    /// The condition variable has been signalled while it was on its way to blocking.
+    pub signalled: bool,
 }
 
 impl Thread {
     /// A thread at the start of its program.
-    pub fn new(pc: u32) -> Self {
+    pub fn new(pc: u32, nice: i8) -> Self {
         Self {
+            start: pc,
             pc,
             cpu: 0,
             next: NONE,
@@ -205,32 +242,58 @@ impl Thread {
             ran_on: NONE,
             granted: false,
             remaining: 0,
+            cpu_ps: 0,
             vruntime: 0,
+            weight: WEIGHTS[(nice + 20) as usize],
             call_start: 0,
             woken_from: 0,
-            waker_core: NONE,
+            waker_cpu: NONE,
             after: After::Fetch,
             waits_for: WaitFor::Mutex(0),
             generation: 0,
             shares: false,
             wakes: List::EMPTY,
             then: Step::Fetch,
+            since: None,
+            until: 0,
+            begun: 0,
+            origin: 0,
+            signalled: false,
         }
+    }
+
+    /// The thread at the start of its program again, where it ran last and with the run time it has had.
+    pub fn restart(&mut self, now: Ps) {
+        let Self { cpu, ran_on, cpu_ps, vruntime, weight, .. } = *self;
+        *self = Self { cpu, ran_on, cpu_ps, vruntime, weight, begun: now, origin: now, ..Self::new(self.start, 0) };
+    }
+
+    /// Run time as virtual run time: a heavy thread's goes by slowly (`calc_delta_fair`).
+    #[inline]
+    pub fn weighted(&self, ran: Ps) -> Ps {
+        if self.weight == NICE_0 { ran } else { ran * Ps::from(NICE_0) / Ps::from(self.weight) }
     }
 }
 
 impl World {
-    /// The core's thread runs a stretch, after which `step` follows.
+    /// The vCPU's thread runs a stretch, after which `step` follows.
     #[inline]
     pub(crate) fn stretch(&mut self, c: usize, duration: Ps, account: Account, in_kernel: bool, step: Step) {
-        let thread = &mut self.threads[self.cores[c].current as usize];
+        let walking = self.walk_tables(c, in_kernel, duration);
+        let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.step = step;
         thread.mode = Mode::Stretch;
         thread.account = account;
         thread.in_kernel = in_kernel;
         thread.remaining = 0;
-        self.cores[c].run_since = self.now;
-        self.busy(c, CoreState::Thread, account, duration);
+        self.vcpus[c].run_since = self.now;
+        self.busy(c, VcpuState::Thread, account, duration + walking);
+        if walking > 0 {
+            self.kernel_walks += walking * Ps::from(in_kernel);
+            let mut parts = Parts::NONE;
+            parts.add(Account::PageWalk, walking);
+            self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
+        }
     }
 
     /// A stretch in the kernel on the program's behalf.
@@ -239,10 +302,10 @@ impl World {
         self.stretch(c, duration, Account::Kernel, true, step);
     }
 
-    /// The core's thread has ended a stretch.
+    /// The vCPU's thread has ended a stretch.
     #[inline]
     pub(crate) fn step(&mut self, c: usize) {
-        let t = self.cores[c].current;
+        let t = self.vcpus[c].current;
         match self.threads[t as usize].step {
             Step::Fetch => self.fetch(c),
             Step::Block(what) => self.block_unless_passed(c, t, what),
@@ -254,19 +317,26 @@ impl World {
             Step::IpiWritten(target) => self.ipi_written(c, target as usize),
             Step::VcpuWoken(target) => self.send_reschedule(c, target as usize),
             Step::WakeNext => self.wake_next(c, t),
-            Step::Sleep(duration) => self.sleep(c, t, duration),
+            Step::Sleep(duration) => {
+                let duration = self.random[t as usize].duration(self.durations[duration as usize]);
+                self.sleep_until(c, t, self.now + duration);
+            }
+            Step::SleepUntil => self.sleep_until(c, t, self.threads[t as usize].until.max(self.now)),
+            Step::Yield => self.yield_core(c),
+            Step::Affinity(cpus) => self.move_to(c, t, cpus),
             Step::FlushSent => self.await_flushes(c, t),
+            Step::ReadClock(times) => self.reads_clock(c, times),
         }
     }
 
-    /// The core's thread goes on with its program until something takes time.
+    /// The vCPU's thread goes on with its program until something takes time.
     pub(crate) fn fetch(&mut self, c: usize) {
-        let t = self.cores[c].current as usize;
+        let t = self.vcpus[c].current as usize;
         self.threads[t].in_kernel = false;
         self.threads[t].step = Step::Fetch;
         self.threads[t].mode = Mode::Stretch;
         loop {
-            if self.cores[c].need_resched {
+            if self.vcpus[c].need_resched {
                 self.threads[t].remaining = 0;
                 return self.preempt(c);
             }
@@ -284,6 +354,36 @@ impl World {
                     *left -= 1;
                     if *left > 0 {
                         self.threads[t].pc = to;
+                    }
+                }
+                Op::Count(lock) => return self.count(c, lock),
+                Op::Forever { depth, to } => {
+                    self.turns[t] += u64::from(depth == 0);
+                    self.threads[t].pc = to;
+                }
+                Op::RunFor(lasts) => {
+                    if self.run_for(c, t, lasts) {
+                        return;
+                    }
+                }
+                Op::SleepUntil(after) => {
+                    let until = self.threads[t].begun + after;
+                    self.threads[t].origin = until;
+                    if until > self.now {
+                        return self.start_sleep(c, t, until);
+                    }
+                }
+                Op::Timer { timer, period } => return self.advance_timer(c, t, timer, period),
+                Op::Yield => return self.in_kernel(c, self.prices.syscall, Step::Yield),
+                Op::Affinity(cpus) => {
+                    if self.pinned[t] != self.cpu_sets[cpus as usize] {
+                        return self.in_kernel(c, self.prices.syscall, Step::Affinity(cpus));
+                    }
+                }
+                Op::Await { condvar, lock } => return self.await_signal(c, t as u32, condvar, lock),
+                Op::Signal { condvar, all } => {
+                    if self.signal_condvar(c, t as u32, condvar, all) {
+                        return;
                     }
                 }
                 Op::Share(lock) => {
@@ -323,10 +423,15 @@ impl World {
                 }
                 Op::Syscall(duration) => {
                     let work = self.random[t].duration(self.durations[duration as usize]);
+                    self.enter_kernel(c);
                     return self.in_kernel(c, self.prices.syscall + work, Step::Fetch);
                 }
                 Op::Kernel(duration) => return self.in_kernel(c, duration, Step::Fetch),
-                Op::Clock(duration) => return self.stretch(c, duration, Account::User, false, Step::Fetch),
+                Op::Enter(duration) => {
+                    self.enter_kernel(c);
+                    return self.in_kernel(c, duration, Step::Fetch);
+                }
+                Op::Clock(times) => return self.reads_clock(c, times),
                 Op::Shootdown => return self.shoot_down(c),
                 Op::Sleep(duration) => {
                     let price = self.prices.syscall + self.prices.block;
@@ -337,25 +442,85 @@ impl World {
         }
     }
 
+    /// The core's thread reads the clock: all at once in user mode, or where that takes the VMM, one by one.
+    fn reads_clock(&mut self, c: usize, times: u32) {
+        if self.vm(c).pm_timer.is_none() {
+            let reading = self.prices.clock_read.saturating_mul(Ps::from(times));
+            return self.stretch(c, reading, Account::User, false, Step::Fetch);
+        }
+        if times == 0 {
+            return self.fetch(c);
+        }
+        let (reading, parts) = self.read_clock(c);
+        self.stretch(c, self.prices.syscall + reading, Account::Kernel, true, Step::ReadClock(times - 1));
+        self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
+    }
+
     fn exit(&mut self, c: usize) {
-        self.live -= 1;
-        self.cores[c].current = NONE;
+        self.vcpus[c].current = NONE;
+        let vm = self.vm_mut(c);
+        vm.live -= 1;
+        if vm.live == 0 {
+            self.program_over(c);
+        }
         self.schedule(c);
     }
 
-    fn sleep(&mut self, c: usize, t: u32, duration: u32) {
-        let duration = self.random[t as usize].duration(self.durations[duration as usize]);
-        self.queue.schedule(core_slot(t as usize, kind::TIMER), self.now + duration);
-        self.asleep += 1;
+    /// Computes a piece, and more of them until the clock says that so long has passed; whether there was one left.
+    fn run_for(&mut self, c: usize, t: usize, lasts: Ps) -> bool {
+        let thread = &mut self.threads[t];
+        let over = thread.since.is_some_and(|since| self.now - since >= lasts);
+        if over {
+            thread.since = None;
+        } else {
+            thread.since.get_or_insert(self.now);
+            thread.pc -= 1;
+            let piece = RUN_FOR_PIECE_NS * NS + self.prices.clock_read;
+            self.stretch(c, piece, Account::User, false, Step::Fetch);
+        }
+        !over
+    }
+
+    /// A timer goes on by a period, and the thread sleeps until then; a thread that comes late finds out by the clock.
+    fn advance_timer(&mut self, c: usize, t: usize, timer: u32, period: Ps) {
+        let (now, origin) = (self.now, self.threads[t].origin);
+        let kind = self.timers[timer as usize];
+        let next = self.timer_next.entry((timer, if kind.shared { 0 } else { t as u32 })).or_insert(origin);
+        let until = *next + period;
+        let late = until <= now;
+        *next = if late && !kind.absolute { now } else { until };
+        if late {
+            return self.stretch(c, self.prices.clock_read, Account::User, false, Step::Fetch);
+        }
+        self.start_sleep(c, t, until);
+    }
+
+    fn start_sleep(&mut self, c: usize, t: usize, until: Ps) {
+        self.threads[t].until = until;
+        self.in_kernel(c, self.prices.syscall + self.prices.block, Step::SleepUntil);
+    }
+
+    /// The thread may run elsewhere from now on; it leaves its core if it has to.
+    fn move_to(&mut self, c: usize, t: u32, cpus: u32) {
+        self.pinned[t as usize] = self.cpu_sets[cpus as usize];
+        let active = self.vm(c).active;
+        self.allow(t, &active);
+        self.vcpus[c].need_resched |= !self.allowed[t as usize].contains(c);
+        self.fetch(c);
+    }
+
+    fn sleep_until(&mut self, c: usize, t: u32, until: Ps) {
+        self.queue.schedule(slot_of(t as usize, kind::TIMER), until);
+        self.vm_mut(c).asleep += 1;
         let thread = &mut self.threads[t as usize];
         thread.after = After::Fetch;
-        self.cores[c].current = NONE;
+        self.vcpus[c].current = NONE;
         self.schedule(c);
     }
 
     /// First stretch of a woken thread: the lines that the waker wrote come over.
     fn fetch_lines(&mut self, c: usize, t: u32) {
-        let waker = self.threads[t as usize].waker_core;
+        let waker = self.threads[t as usize].waker_cpu;
         if waker == NONE || waker as usize == c {
             return self.in_kernel(c, self.prices.return_from_wait, Step::Returned);
         }
@@ -364,10 +529,11 @@ impl World {
     }
 
     fn returned(&mut self, c: usize, t: u32) {
-        let thread = &mut self.threads[t as usize];
+        let thread = &self.threads[t as usize];
         if matches!(thread.waits_for, WaitFor::Mutex(_) | WaitFor::KernelMutex(_)) {
-            self.counters.lock_wakes += 1;
-            self.counters.lock_wake_ps += self.now - thread.woken_from;
+            let counters = &mut self.vms[self.vcpus[c].vm as usize].counters;
+            counters.lock_wakes += 1;
+            counters.lock_wake_ps += self.now - thread.woken_from;
         }
         match thread.after {
             After::Fetch => self.fetch(c),
@@ -376,7 +542,7 @@ impl World {
     }
 
     fn ended(&self, thread: &Thread) -> bool {
-        thread.pc > 0 && self.ops[thread.pc as usize - 1] == Op::Exit
+        thread.pc > thread.start && self.ops[thread.pc as usize - 1] == Op::Exit
     }
 
     /// Who waits for what, for the report of a deadlock.

@@ -1,10 +1,11 @@
-//! Interrupts: how they reach a core in each of its states, and what happens when the handler returns.
+//! Interrupts: how they reach a vCPU in each of its states, and what happens when the handler returns.
 
 use crate::engine::Ps;
-use crate::world::{CoreState, NONE, World};
+use crate::guest::vcpu::VcpuState;
+use crate::world::{NONE, World};
 use muster_model::Account;
 
-/// A reason to interrupt a core; a core's pending reasons are a set of these bits.
+/// A reason to interrupt a vCPU; a vCPU's pending reasons are a set of these bits.
 pub mod reason {
     /// Look at the run queue.
     pub const RESCHEDULE: u8 = 1;
@@ -21,36 +22,39 @@ pub mod reason {
 }
 
 impl World {
-    /// An interrupt arrives at core `c`.
+    /// An interrupt arrives at vCPU `c`; one that is stopped sees it when it goes on.
     pub(crate) fn interrupt(&mut self, c: usize, bits: u8) {
-        self.cores[c].pending |= bits;
-        match self.cores[c].state {
-            CoreState::Thread | CoreState::Spinning | CoreState::AwaitingAcks => {
+        self.vcpus[c].pending |= bits;
+        if self.vcpus[c].is_stopped() {
+            return;
+        }
+        match self.vcpus[c].state {
+            VcpuState::Thread | VcpuState::Spinning | VcpuState::AwaitingAcks => {
                 self.pause_thread(c);
                 self.handle_interrupts(c, false);
             }
-            CoreState::Polling | CoreState::Yielding => {
+            VcpuState::Polling | VcpuState::Yielding => {
                 self.end_rest(c);
                 self.handle_interrupts(c, false);
             }
-            CoreState::Halted | CoreState::Mwait => self.leave_halt(c),
-            // Interrupts are off; the end of what the core does looks at `pending`.
-            CoreState::Interrupt
-            | CoreState::Switching
-            | CoreState::Refilling
-            | CoreState::EnteringIdle
-            | CoreState::Suspending
-            | CoreState::Resuming
-            | CoreState::SchedulingIn
-            | CoreState::LeavingIdle => {}
+            VcpuState::Halted | VcpuState::Mwait => self.leave_halt(c),
+            // Interrupts are off; the end of what the vCPU does looks at `pending`.
+            VcpuState::Interrupt
+            | VcpuState::Switching
+            | VcpuState::Refilling
+            | VcpuState::EnteringIdle
+            | VcpuState::Suspending
+            | VcpuState::Resuming
+            | VcpuState::SchedulingIn
+            | VcpuState::LeavingIdle => {}
         }
     }
 
-    /// Runs the handlers of everything pending. `entering` says that the core is on its way into the guest anyway, so
+    /// Runs the handlers of everything pending. `entering` says that the vCPU is on its way into the guest anyway, so
     /// that the first interrupt needs no exit.
     pub(crate) fn handle_interrupts(&mut self, c: usize, entering: bool) {
-        let bits = std::mem::take(&mut self.cores[c].pending);
-        self.cores[c].handling = bits;
+        let bits = std::mem::take(&mut self.vcpus[c].pending);
+        self.vcpus[c].handling = bits;
         let account = if bits & reason::FLUSH != 0 {
             Account::TlbShootdown
         } else if bits & (reason::RESCHEDULE | reason::EXCEPTION) != 0 {
@@ -59,13 +63,16 @@ impl World {
             Account::Kernel
         };
         let price = self.handler_price(c, bits, entering);
-        self.busy(c, CoreState::Interrupt, account, price);
+        let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
+        self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
+        self.busy(c, VcpuState::Interrupt, account, price);
     }
 
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {
         let prices = &self.prices;
         let mut total = 0;
         let mut first = entering;
+        let mut exits = 0;
         for bit in [reason::RESCHEDULE, reason::FLUSH, reason::TICK, reason::TIMER] {
             if bits & bit == 0 {
                 continue;
@@ -75,7 +82,7 @@ impl World {
                 let by_ipi = bit & (reason::RESCHEDULE | reason::FLUSH) != 0;
                 let kick = prices.kick() + if by_ipi { prices.kick_delivery } else { 0 };
                 total += if first { prices.inject + prices.vm_entry } else { kick } + prices.end_of_interrupt();
-                self.counters.interrupt_exits += u64::from(!first) + 1;
+                exits += u64::from(!first) + 1;
                 first = false;
             }
             total += match bit {
@@ -91,16 +98,23 @@ impl World {
             total += prices.exception;
         }
         if bits & reason::DAEMON != 0 {
-            total += std::mem::take(&mut self.cores[c].daemon_work);
+            total += std::mem::take(&mut self.vcpus[c].daemon_work);
         }
+        self.vm_mut(c).counters.interrupt_exits += exits;
         total
     }
 
-    /// The handlers are done.
+    /// The handlers are done, but for clock reads that take the VMM: these come one by one, so that others' come between.
     pub(crate) fn interrupts_handled(&mut self, c: usize) {
-        let bits = std::mem::take(&mut self.cores[c].handling);
+        if self.vcpus[c].clock_reads > 0 {
+            self.vcpus[c].clock_reads -= 1;
+            let (reading, parts) = self.read_clock(c);
+            self.busy(c, VcpuState::Interrupt, Account::ClockEmulation, reading);
+            return self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
+        }
+        let bits = std::mem::take(&mut self.vcpus[c].handling);
         if bits & (reason::RESCHEDULE | reason::EXCEPTION) != 0 {
-            self.cores[c].signalled = false;
+            self.vcpus[c].signalled = false;
         }
         if bits & reason::FLUSH != 0 {
             self.acknowledge_flush(c);
@@ -111,13 +125,13 @@ impl World {
         if bits & reason::TICK != 0 {
             self.tick(c);
         }
-        if self.cores[c].pending != 0 {
+        if self.vcpus[c].pending != 0 {
             return self.handle_interrupts(c, false);
         }
-        let t = self.cores[c].current;
+        let t = self.vcpus[c].current;
         if t == NONE {
             self.after_idle_interrupt(c);
-        } else if self.cores[c].need_resched && !self.threads[t as usize].in_kernel {
+        } else if self.vcpus[c].need_resched && !self.threads[t as usize].in_kernel {
             self.preempt(c);
         } else {
             self.resume(c);

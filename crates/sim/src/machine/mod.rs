@@ -3,4 +3,8 @@
 
 pub mod derive;
 pub mod interrupt;
+pub mod lines;
 pub mod prices;
+pub mod spinlock;
+pub mod tlb;
+pub mod walk;

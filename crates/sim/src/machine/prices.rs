@@ -1,6 +1,8 @@
 //! The prices that the simulated world needs, by name, from a machine profile.
 
+use super::tlb::Entries;
 use crate::engine::{Ps, from_ns};
+use muster_model::profile::TlbUse;
 use muster_model::{Distance, ModelError, Profile};
 
 macro_rules! prices {
@@ -15,7 +17,15 @@ macro_rules! prices {
             pub wake_lines: [Ps; Distance::ALL.len()],
             /// Refilling caches after a thread moved from the core at this distance.
             pub refill: [Ps; Distance::ALL.len()],
+            /// What a fault costs on its way to the guest's kernel and back beyond an exception's own price: nothing but
+            /// where a VMM passes it on.
+            pub fault_entry: Ps,
+            /// fork(2) of a small process.
+            pub fork: Ps,
         }
+
+        /// What fork takes where the profile does not say.
+        const FORK_NS: f64 = 60_000.0;
 
         impl Prices {
             /// The names of all prices, for documents and tests.
@@ -38,6 +48,8 @@ macro_rules! prices {
                     cache_line: by_distance("sim.cpu.cache-line")?,
                     wake_lines: by_distance("sim.cpu.wake-lines")?,
                     refill: by_distance("sim.cpu.refill")?,
+                    fault_entry: 0,
+                    fork: from_ns(profile.price_ns("sim.kernel.fork").unwrap_or(FORK_NS)),
                 })
             }
 
@@ -127,10 +139,136 @@ prices! {
     unblock = "sim.vmm.unblock",
     /// What the waker still pays once the IPI to a suspended vCPU is on its way, beyond the entry.
     after_send = "sim.vmm.after-send",
+    /// A decision of the VMM's scheduler where vCPUs share pCPUs: its locks, queues and credits.
+    decision = "sim.vmm.decision",
     /// What a guest context switch costs more in a VM: exits on control registers, refills of nested translations.
     guest_switch = "sim.vmm.guest-switch",
     /// One period of the consolidation daemon.
     remedy_step = "sim.remedy.step",
     /// Changing one thread's affinity.
     remedy_move = "sim.remedy.move",
+}
+
+macro_rules! xen_prices {
+    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
+        /// What Xen charges besides, in picoseconds.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct XenPrices {
+            $($(#[$doc])* pub $field: Ps,)*
+        }
+
+        impl XenPrices {
+            /// Takes the prices out of a profile.
+            ///
+            /// # Errors
+            /// When the profile lacks one.
+            pub fn new(profile: &Profile) -> Result<Self, ModelError> {
+                Ok(Self { $($field: from_ns(profile.require_ns($name)?),)* })
+            }
+        }
+    };
+}
+
+xen_prices! {
+    /// A hypercall.
+    hypercall = "sim.xen.hypercall",
+    /// What Xen adds to a PV guest's system call on its way in.
+    bounce = "sim.xen.bounce",
+    /// The return of a PV kernel to user mode.
+    iret = "sim.xen.iret",
+    /// From one of a PV process's two page tables to the other, without refills.
+    page_table_switch = "sim.xen.page-table-switch",
+    /// A fault or interrupt that Xen passes on to a PV kernel.
+    exception_bounce = "sim.xen.exception-bounce",
+    /// One page-table entry of a batch.
+    mmu_update = "sim.xen.mmu-update",
+    /// Dropping translations everywhere: Xen's part on the sender.
+    tlb_flush_all = "sim.xen.tlb-flush-all",
+    /// SCHEDOP_block up to the scheduler.
+    block = "sim.xen.block",
+    /// Sending an event between vCPUs.
+    event_send = "sim.xen.event-send",
+    /// An event's upcall into a PV guest.
+    event_upcall = "sim.xen.event-upcall",
+    /// Setting a PV guest's timer.
+    set_timer = "sim.xen.set-timer",
+    /// By how much timers may be late, to be served together (xen/common/timer.c).
+    timer_slop = "sim.xen.timer-slop",
+    /// To or from the idle vCPU.
+    context_switch_idle = "sim.xen.context-switch-idle",
+    /// An intercepted port access, up to its handler.
+    port_io = "sim.xen.port-io",
+    /// Bringing the PM timer up to date.
+    pmt_update = "sim.xen.pmt-update",
+    /// Taking the PM timer's fresh value.
+    pmt_read = "sim.xen.pmt-read",
+}
+
+/// What translations cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WalkPrices {
+    /// A walk through a process's page tables.
+    pub native: Ps,
+    /// The same through a guest's and the VMM's.
+    pub nested: Ps,
+    /// What a core holds.
+    pub entries: Entries,
+}
+
+impl WalkPrices {
+    /// Takes them out of a profile.
+    ///
+    /// # Errors
+    /// When the profile lacks a price or the size of a TLB.
+    pub fn new(profile: &Profile) -> Result<Self, ModelError> {
+        let entries = |holds: TlbUse| {
+            let tlbs = profile.platform.tlbs.iter();
+            let sizes = tlbs.filter(|tlb| tlb.page == "4k" && tlb.holds == holds);
+            let most = sizes.map(|tlb| tlb.entries).max();
+            let lacks =
+                || ModelError::new(format!("profile `{}`", profile.name), "no size of a TLB", "`platform.tlbs`");
+            most.ok_or_else(lacks)
+        };
+        Ok(Self {
+            native: from_ns(profile.require_ns("sim.cpu.page-walk")?),
+            nested: from_ns(profile.require_ns("sim.cpu.page-walk-nested")?),
+            entries: Entries { code: entries(TlbUse::Instructions)?, data: entries(TlbUse::Data)? },
+        })
+    }
+}
+
+impl Prices {
+    /// The prices on Xen; with `pv`, of a paravirtualized guest: where a hardware-assisted one leaves the guest and is
+    /// emulated, it calls the VMM or is called back, without an exit.
+    pub fn on_xen(self, xen: &XenPrices, pv: bool) -> Self {
+        if !pv {
+            return self;
+        }
+        let both_switches = 2 * xen.page_table_switch;
+        let fault = xen.exception_bounce + xen.iret + both_switches;
+        Self {
+            syscall: self.syscall + xen.bounce + xen.iret + both_switches,
+            fault_entry: fault,
+            page_fault: self.page_fault + xen.hypercall + xen.mmu_update,
+            // The tables of the child are pinned, entry by entry.
+            fork: self.fork + 2 * xen.hypercall + 512 * xen.mmu_update,
+            map: self.map + xen.hypercall,
+            unmap: self.unmap + xen.hypercall,
+            unmap_page: self.unmap_page + xen.mmu_update,
+            exception: self.exception + fault,
+            vm_exit: 0,
+            vm_entry: 0,
+            ipi_emulation: xen.hypercall + xen.event_send,
+            inject: xen.event_upcall,
+            eoi: xen.iret,
+            timer_emulation: xen.hypercall + xen.set_timer,
+            suspend: xen.hypercall + xen.block,
+            schedule_in: xen.context_switch_idle,
+            unblock: 0,
+            after_send: 0,
+            // A multicall of stack_switch and MMUEXT_NEW_BASEPTR.
+            guest_switch: xen.hypercall + 2 * xen.mmu_update,
+            ..self
+        }
+    }
 }

@@ -1,8 +1,10 @@
 //! What measures are computed from: the figures of runs.
 
 use crate::Outcome;
-use muster_model::ModelError;
+use crate::machine::lines::Cause;
+use crate::machine::tlb::Space;
 use muster_model::study::{IdleIn, Measure, MissKind, MissPart};
+use muster_model::{Account, ModelError};
 
 /// What a study needs to know of a run. A figure that a run does not have is `None`: it is not simulated yet.
 pub trait RunFigures {
@@ -48,7 +50,38 @@ impl RunFigures for Outcome {
     fn active_share(&self, at_most: u32) -> f64 {
         Outcome::active_share(self, at_most)
     }
+    fn function_share(&self, function: &str) -> Option<f64> {
+        let spent = match function {
+            "handle_pmt_io" => self.functions.handle_pmt_io,
+            "schedule" => self.functions.schedule,
+            _ => return None,
+        };
+        Some(spent as f64 / self.busy_ps().max(1) as f64)
+    }
+    fn kernel_share(&self) -> Option<f64> {
+        let book = |account: Account| self.books.iter().map(|book| book[account as usize]).sum::<u64>();
+        let kernel: u64 = KERNEL.iter().map(|&account| book(account)).sum();
+        Some((kernel + self.kernel_spin_ps + self.kernel_walk_ps) as f64 / self.busy_ps().max(1) as f64)
+    }
+    fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
+        let cause = match of {
+            MissPart::User => Cause::User,
+            MissPart::GuestKernel => Cause::Guest,
+            MissPart::Vmm => Cause::Vmm,
+            MissPart::VmmScheduler => Cause::VmmScheduler,
+        };
+        match (what, of) {
+            (MissKind::L2, _) => Some(self.line_misses[cause as usize] as f64),
+            (MissKind::Itlb, MissPart::User) => Some(self.itlb_misses[Space::User as usize] as f64),
+            (MissKind::Itlb, MissPart::GuestKernel) => Some(self.itlb_misses[Space::Kernel as usize] as f64),
+            (MissKind::Itlb, _) => Some(0.0),
+        }
+    }
 }
+
+/// Accounts of time in the kernel. A VM's exits are in some of them as well; natively there are none.
+const KERNEL: [Account; 5] =
+    [Account::Kernel, Account::HaltWake, Account::Ipi, Account::TlbShootdown, Account::CacheTransfer];
 
 /// The value of a measure; `find` gives the figures of the run of a configuration.
 ///

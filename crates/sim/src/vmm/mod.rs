@@ -1,12 +1,20 @@
 //! The virtual machine monitor: VM exits, vCPUs that are suspended and brought back, interrupts that are delivered by
-//! software. There is one vCPU per core, each on its own core, as in Gleaner section 6.
+//! software, pCPUs that vCPUs share.
 //!
 //! On the machine itself (`virtualized` is false) these paths cost what the silicon costs and nothing else.
 
-use crate::engine::Ps;
+pub mod pcpu;
+pub mod pm_timer;
+pub mod preempt;
+pub mod scheduler;
+pub mod shared;
+
+use crate::engine::{NS, Ps};
+use crate::guest::vcpu::VcpuState;
 use crate::machine::prices::Prices;
-use crate::world::{CoreState, World};
+use crate::world::World;
 use muster_model::Account;
+use muster_model::workload::Duration;
 
 impl Prices {
     /// A host interrupt takes a running vCPU out of the guest and an interrupt into it.
@@ -63,55 +71,59 @@ impl Prices {
 }
 
 impl World {
+    /// By how much the VMM is late with a timer of this vCPU: Xen lets timers wait for each other for a while.
+    pub(crate) fn timer_lateness(&mut self, c: usize) -> Ps {
+        let vm = &self.vms[self.vcpus[c].vm as usize];
+        let Some(slop) = vm.timer_slop else { return 0 };
+        self.timer_random[c].duration(Duration::Uniform { min: 0, max: slop / NS })
+    }
+
     /// The sender's part of an IPI before it is on its way.
     pub(crate) fn ipi_send_price(&self) -> Ps {
         if self.virtualized { self.prices.vm_exit + self.prices.ipi_emulation } else { self.prices.ipi_send }
     }
 
-    /// The core executes HLT: on the machine itself it is in C1 at once; a vCPU exits and is suspended.
+    /// The vCPU executes HLT: on the machine itself the core is in C1 at once; in a VM it exits and is suspended.
     pub(crate) fn halt(&mut self, c: usize) {
         if self.virtualized {
-            self.counters.halt_exits += 1;
-            self.busy(c, CoreState::Suspending, Account::HaltWake, self.prices.vm_exit + self.prices.suspend);
+            self.vm_mut(c).counters.halt_exits += 1;
+            self.busy(c, VcpuState::Suspending, Account::HaltWake, self.prices.vm_exit + self.prices.suspend);
         } else {
-            self.rest(c, CoreState::Halted, Account::Idle);
+            self.rest(c, VcpuState::Halted, Account::Idle);
         }
     }
 
-    /// The vCPU has been taken off its core - unless something came in on the way, which the VMM sees before it gives
-    /// the core up.
+    /// The vCPU is ready to leave its pCPU - unless something came in on the way, which the VMM sees before it gives
+    /// the pCPU up.
     pub(crate) fn suspended(&mut self, c: usize) {
-        if self.cores[c].pending != 0 {
-            self.busy(c, CoreState::SchedulingIn, Account::VmmScheduler, self.prices.unblock);
+        if self.vcpus[c].pending != 0 {
+            self.busy(c, VcpuState::SchedulingIn, Account::VmmScheduler, self.prices.unblock);
         } else {
-            self.rest(c, CoreState::Halted, Account::Idle);
+            self.block_vcpu(c);
         }
     }
 
-    /// An interrupt reaches a core that sleeps.
+    /// An interrupt reaches a vCPU that sleeps.
     pub(crate) fn leave_halt(&mut self, c: usize) {
-        let host = if self.virtualized && self.cores[c].state == CoreState::Halted {
-            self.prices.host_interrupt + self.prices.host_idle_exit
+        if self.virtualized && self.vcpus[c].state == VcpuState::Halted {
+            self.wake_by_interrupt(c);
         } else {
-            0
-        };
-        self.cores[c].suspended = host != 0;
-        self.busy(c, CoreState::Resuming, Account::HaltWake, self.prices.c1_exit + host);
+            self.busy(c, VcpuState::Resuming, Account::HaltWake, self.prices.c1_exit);
+        }
     }
 
     /// The core is out of its sleep state.
     pub(crate) fn resumed(&mut self, c: usize) {
-        if std::mem::take(&mut self.cores[c].suspended) {
-            self.busy(c, CoreState::SchedulingIn, Account::VmmScheduler, self.prices.schedule_in + self.prices.unblock);
-        } else if self.cores[c].pending != 0 {
+        if self.vcpus[c].pending != 0 {
             self.handle_interrupts(c, false);
         } else {
             self.leave_idle(c);
         }
     }
 
-    /// The vCPU is on its core again and enters the guest with what is pending.
+    /// The vCPU, which has not left its pCPU after all, enters the guest with what is pending.
     pub(crate) fn scheduled_in(&mut self, c: usize) {
-        self.handle_interrupts(c, true);
+        let p = self.vcpus[c].pcpu as usize;
+        if self.pcpus[p].softirqs != 0 { self.do_softirqs(p) } else { self.handle_interrupts(c, true) }
     }
 }

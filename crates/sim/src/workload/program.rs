@@ -1,8 +1,9 @@
 //! Phases compiled to a flat list of small operations, names resolved to numbers.
 
-use crate::engine::Ps;
+use crate::engine::{NS, Ps, from_ns};
+use crate::guest::kernel::Kernel;
 use crate::machine::prices::Prices;
-use muster_model::workload::{self, Duration, Lock, Phase, Workload, repetitions};
+use muster_model::workload::{self, Count, Duration, Lock, Phase, Timer, Workload, repetitions};
 use muster_model::{CpuSet, ModelError};
 
 /// Deepest nesting of loops.
@@ -17,14 +18,33 @@ pub enum Op {
     Syscall(u32),
     /// Work inside the kernel.
     Kernel(Ps),
-    /// Reads the clock; all reads of the phase at once.
-    Clock(Ps),
+    /// The same, at its beginning: the thread comes from user mode.
+    Enter(Ps),
+    /// Reads the clock so often.
+    Clock(u32),
+    /// Computes until the clock says that so long has passed.
+    RunFor(Ps),
     /// Sleeps for a duration.
     Sleep(u32),
+    /// Sleeps until a time, where the thread's timers begin.
+    SleepUntil(Ps),
+    /// Moves a timer on and sleeps until then.
+    Timer {
+        /// Timer.
+        timer: u32,
+        /// Its period.
+        period: Ps,
+    },
+    /// Lets others go first.
+    Yield,
+    /// Runs on one of [`Program::cpus`] from here on.
+    Affinity(u32),
     /// Takes a lock.
     Acquire(u32),
     /// Gives it back.
     Release(u32),
+    /// Changes a kernel lock's count under the spin lock that it lies under.
+    Count(u32),
     /// Takes a kernel lock to share it with other readers.
     Share(u32),
     /// Gives it back.
@@ -42,6 +62,20 @@ pub enum Op {
         /// How many.
         count: u32,
     },
+    /// Releases the mutex and waits to be signalled.
+    Await {
+        /// Condition variable.
+        condvar: u32,
+        /// Mutex, which the thread holds.
+        lock: u32,
+    },
+    /// Wakes one who waits for a condition variable, or all.
+    Signal {
+        /// Condition variable.
+        condvar: u32,
+        /// Whether all.
+        all: bool,
+    },
     /// Makes the other cores drop translations.
     Shootdown,
     /// Starts a loop of `times` repetitions.
@@ -58,8 +92,66 @@ pub enum Op {
         /// First operation of the body.
         to: u32,
     },
+    /// Goes back to `to` for ever.
+    Forever {
+        /// Nesting depth.
+        depth: u8,
+        /// First operation of the body.
+        to: u32,
+    },
     /// The thread ends.
     Exit,
+}
+
+/// Where a program's parts lie in the arrays of a world that holds several programs.
+#[derive(Debug, Clone, Copy)]
+pub struct Base {
+    /// Its first operation.
+    pub ops: u32,
+    /// Its first duration.
+    pub durations: u32,
+    /// Its first lock.
+    pub locks: u32,
+    /// Its first barrier.
+    pub barriers: u32,
+    /// Its first condition.
+    pub conditions: u32,
+    /// Its first condition variable.
+    pub condvars: u32,
+    /// Its first timer.
+    pub timers: u32,
+    /// Its first set of CPUs.
+    pub cpus: u32,
+}
+
+impl Op {
+    /// The operation with everything it names moved behind what is there already.
+    pub fn behind(self, base: &Base) -> Self {
+        match self {
+            Self::Run(duration) => Self::Run(duration + base.durations),
+            Self::Syscall(duration) => Self::Syscall(duration + base.durations),
+            Self::Sleep(duration) => Self::Sleep(duration + base.durations),
+            Self::Acquire(lock) => Self::Acquire(lock + base.locks),
+            Self::Release(lock) => Self::Release(lock + base.locks),
+            Self::Count(lock) => Self::Count(lock + base.locks),
+            Self::Share(lock) => Self::Share(lock + base.locks),
+            Self::Unshare(lock) => Self::Unshare(lock + base.locks),
+            Self::Arrive(barrier) => Self::Arrive(barrier + base.barriers),
+            Self::ArriveHolding(barrier) => Self::ArriveHolding(barrier + base.barriers),
+            Self::Wait(condition) => Self::Wait(condition + base.conditions),
+            Self::Give { condition, count } => Self::Give { condition: condition + base.conditions, count },
+            Self::Timer { timer, period } => Self::Timer { timer: timer + base.timers, period },
+            Self::Affinity(cpus) => Self::Affinity(cpus + base.cpus),
+            Self::Await { condvar, lock } => Self::Await { condvar: condvar + base.condvars, lock: lock + base.locks },
+            Self::Signal { condvar, all } => Self::Signal { condvar: condvar + base.condvars, all },
+            Self::Again { depth, to } => Self::Again { depth, to: to + base.ops },
+            Self::Forever { depth, to } => Self::Forever { depth, to: to + base.ops },
+            Self::Kernel(_) | Self::Enter(_) | Self::Clock(_) | Self::Shootdown | Self::Loop { .. } | Self::Exit => {
+                self
+            }
+            Self::RunFor(_) | Self::SleepUntil(_) | Self::Yield => self,
+        }
+    }
 }
 
 /// A barrier with its threads counted.
@@ -67,6 +159,19 @@ pub enum Op {
 pub struct BarrierSpec {
     /// Threads that take part.
     pub parties: u32,
+    /// The lock that is its mutex.
+    pub mutex: u32,
+}
+
+/// How a thread starts.
+#[derive(Debug, Clone, Copy)]
+pub struct ThreadSpec {
+    /// First operation.
+    pub start: u32,
+    /// Its CPUs; all when absent.
+    pub cpus: Option<CpuSet>,
+    /// Its niceness.
+    pub nice: i8,
 }
 
 /// A compiled workload.
@@ -76,23 +181,35 @@ pub struct Program {
     pub ops: Vec<Op>,
     /// Durations that operations name.
     pub durations: Vec<Duration>,
-    /// First operation and CPUs of each thread.
-    pub threads: Vec<(u32, Option<CpuSet>)>,
+    /// The threads.
+    pub threads: Vec<ThreadSpec>,
     /// Locks: those of the workload, the mutexes of its barriers, and last the process's mm mutex.
     pub locks: Vec<Lock>,
     /// Barriers.
     pub barriers: Vec<BarrierSpec>,
     /// Permits of each condition at the start.
     pub permits: Vec<u64>,
+    /// How many condition variables.
+    pub condvars: usize,
+    /// Timers.
+    pub timers: Vec<Timer>,
+    /// CPUs that operations name; all when absent.
+    pub cpus: Vec<Option<CpuSet>>,
+    /// When it is ended from outside.
+    pub ends: Option<Ps>,
 }
 
 struct Compiler<'a> {
     workload: &'a Workload,
     prices: &'a Prices,
+    kernel: &'a Kernel,
     threads: u32,
     group_count: u32,
     scale: f64,
     depth: usize,
+    /// In a child process, which has an address space of its own. Its parent waits for it, so that it runs in that one's
+    /// place.
+    in_child: bool,
     program: Program,
 }
 
@@ -100,31 +217,52 @@ struct Compiler<'a> {
 ///
 /// # Errors
 /// When counts do not work out, loops nest too deeply, or a phase cannot be simulated yet.
-pub fn compile(workload: &Workload, prices: &Prices, threads: u32, scale: f64) -> Result<Program, ModelError> {
+pub fn compile(
+    workload: &Workload,
+    prices: &Prices,
+    kernel: &Kernel,
+    threads: u32,
+    scale: f64,
+) -> Result<Program, ModelError> {
     workload.check_for(threads, scale)?;
     let mut locks: Vec<Lock> = workload.locks.values().copied().collect();
     locks.extend(workload.barriers.values().map(|_| Lock::Mutex));
     locks.push(Lock::KernelMutex);
-    let barriers = workload.barriers.keys().map(|name| parties(workload, name, threads)).collect();
+    let mutexes = workload.locks.len() as u32..;
+    let barriers = workload.barriers.keys().zip(mutexes);
+    let barriers =
+        barriers.map(|(name, mutex)| BarrierSpec { parties: parties(workload, name, threads), mutex }).collect();
     let permits = workload.conditions.values().map(|condition| condition.permits).collect();
-    let program = Program { ops: Vec::new(), durations: Vec::new(), threads: Vec::new(), locks, barriers, permits };
-    let mut compiler = Compiler { workload, prices, threads, group_count: 0, scale, depth: 0, program };
+    let program = Program {
+        ops: Vec::new(),
+        durations: Vec::new(),
+        threads: Vec::new(),
+        locks,
+        barriers,
+        permits,
+        condvars: workload.condvars.len(),
+        timers: workload.timers.values().copied().collect(),
+        cpus: Vec::new(),
+        ends: workload.duration_ns.map(|ns| from_ns(ns as f64 * scale).max(1)),
+    };
+    let mut compiler =
+        Compiler { workload, prices, kernel, threads, group_count: 0, scale, depth: 0, in_child: false, program };
     for group in &workload.groups {
         compiler.group_count = group.count.resolve(compiler.threads);
         let start = compiler.program.ops.len() as u32;
         compiler.phases(&group.phases, &format!("groups.{}", group.name))?;
         compiler.program.ops.push(Op::Exit);
         for _ in 0..compiler.group_count {
-            compiler.program.threads.push((start, group.cpus));
+            compiler.program.threads.push(ThreadSpec { start, cpus: group.cpus, nice: group.nice });
         }
     }
     Ok(compiler.program)
 }
 
-fn parties(workload: &Workload, barrier: &str, threads: u32) -> BarrierSpec {
+fn parties(workload: &Workload, barrier: &str, threads: u32) -> u32 {
     let uses = |phases: &[Phase]| uses_barrier(phases, barrier);
     let groups = workload.groups.iter().filter(|group| uses(&group.phases));
-    BarrierSpec { parties: groups.map(|group| group.count.resolve(threads)).sum() }
+    groups.map(|group| group.count.resolve(threads)).sum()
 }
 
 fn uses_barrier(phases: &[Phase], name: &str) -> bool {
@@ -161,12 +299,23 @@ impl Compiler<'_> {
                 let op = Op::Sleep(self.duration(*ns));
                 self.emit(op);
             }
-            Phase::ReadClock { times } => self.emit(Op::Clock(self.prices.clock_read.saturating_mul(*times))),
+            Phase::ReadClock { times } => self.emit(Op::Clock(clamp(*times))),
+            Phase::RunFor { ns } => self.emit(Op::RunFor(ns * NS)),
+            Phase::SleepUntil { ns } => self.emit(Op::SleepUntil(ns * NS)),
+            Phase::Timer { timer, period_ns } => {
+                let timer = index(self.workload.timers.keys(), timer);
+                self.emit(Op::Timer { timer, period: period_ns * NS });
+            }
+            Phase::Yield {} => self.emit(Op::Yield),
+            Phase::Affinity { cpus } => {
+                self.program.cpus.push(*cpus);
+                self.emit(Op::Affinity(self.program.cpus.len() as u32 - 1));
+            }
             Phase::Lock { lock, phases } => {
                 let lock = index(self.workload.locks.keys(), lock);
-                self.emit(Op::Acquire(lock));
+                self.take(lock);
                 self.phases(phases, place)?;
-                self.emit(Op::Release(lock));
+                self.give_back(lock);
             }
             Phase::Barrier { barrier } => self.barrier(barrier),
             Phase::Wait { condition } => self.emit(Op::Wait(index(self.workload.conditions.keys(), condition))),
@@ -174,27 +323,46 @@ impl Compiler<'_> {
                 let condition = index(self.workload.conditions.keys(), condition);
                 self.emit(Op::Give { condition, count: count.resolve(self.threads) });
             }
+            Phase::Await { condvar, lock } => {
+                let condvar = index(self.workload.condvars.iter(), condvar);
+                self.emit(Op::Await { condvar, lock: index(self.workload.locks.keys(), lock) });
+            }
+            Phase::Signal { condvar, all } => {
+                self.emit(Op::Signal { condvar: index(self.workload.condvars.iter(), condvar), all: *all });
+            }
             Phase::TouchMemory { pages } => {
                 let mm = self.program.locks.len() as u32 - 1;
-                let fault = [Op::Share(mm), Op::Kernel(self.prices.page_fault), Op::Unshare(mm)];
                 self.repeat(clamp(*pages), place, |this| {
-                    fault.iter().for_each(|&op| this.emit(op));
+                    this.fault(mm);
                     Ok(())
                 })?;
             }
-            Phase::Map { .. } => self.with_mm(&[Op::Kernel(self.prices.syscall + self.prices.map)]),
+            Phase::Map { .. } => self.call_with_mm(&[Op::Kernel(self.prices.map)]),
             Phase::Unmap { pages } => {
                 let pages = self.prices.unmap_page.saturating_mul(*pages);
-                self.with_mm(&[Op::Kernel(self.prices.syscall + self.prices.unmap + pages), Op::Shootdown]);
+                self.call_with_mm(&[Op::Kernel(self.prices.unmap + pages), Op::Shootdown]);
+            }
+            Phase::Loop { times: Count::Forever, phases, .. } => {
+                self.nested(place, |this, depth| {
+                    let to = this.program.ops.len() as u32;
+                    this.phases(phases, place)?;
+                    this.emit(Op::Forever { depth, to });
+                    Ok(())
+                })?;
             }
             Phase::Loop { times, scaled, phases } => {
                 let times = clamp(repetitions(*times, self.threads, *scaled, self.scale));
                 self.repeat(times, place, |this| this.phases(phases, place))?;
             }
-            Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } | Phase::Fork { .. } => {
+            Phase::Fork { phases } => {
+                self.emit(Op::Enter(self.prices.syscall + self.prices.fork));
+                let of_parent = std::mem::replace(&mut self.in_child, true);
+                self.phases(phases, place)?;
+                self.in_child = of_parent;
+            }
+            Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } => {
                 let found = format!("a phase `{}`, which the simulator cannot simulate yet", phase.name());
-                let allowed =
-                    "run, lock, barrier, wait, wake, touch-memory, map, unmap, read-clock, syscall, sleep, loop";
+                let allowed = "every phase of docs/sim.md but send, receive and read-disk";
                 return Err(ModelError::new(place, found, allowed));
             }
         }
@@ -214,11 +382,51 @@ impl Compiler<'_> {
         }
     }
 
-    fn with_mm(&mut self, ops: &[Op]) {
+    /// A page fault of the process whose mm semaphore is `mm`.
+    fn fault(&mut self, mm: u32) {
+        if self.in_child {
+            return self.emit(Op::Enter(self.prices.fault_entry + self.prices.page_fault));
+        }
+        if self.prices.fault_entry > 0 {
+            self.emit(Op::Enter(self.prices.fault_entry));
+        }
+        self.count(mm);
+        self.emit(Op::Share(mm));
+        self.emit(Op::Kernel(self.prices.page_fault));
+        self.count(mm);
+        self.emit(Op::Unshare(mm));
+    }
+
+    /// A system call that does `ops` under the mm semaphore.
+    fn call_with_mm(&mut self, ops: &[Op]) {
         let mm = self.program.locks.len() as u32 - 1;
-        self.emit(Op::Acquire(mm));
+        self.emit(Op::Enter(self.prices.syscall));
+        if self.in_child {
+            // Nobody else has this address space.
+            let alone = ops.iter().filter(|&&op| op != Op::Shootdown);
+            return alone.for_each(|&op| self.emit(op));
+        }
+        self.take(mm);
         ops.iter().for_each(|&op| self.emit(op));
-        self.emit(Op::Release(mm));
+        self.give_back(mm);
+    }
+
+    fn take(&mut self, lock: u32) {
+        self.count(lock);
+        self.emit(Op::Acquire(lock));
+    }
+
+    fn give_back(&mut self, lock: u32) {
+        self.count(lock);
+        self.emit(Op::Release(lock));
+    }
+
+    /// A semaphore's count is about to change.
+    fn count(&mut self, lock: u32) {
+        let is_semaphore = self.program.locks[lock as usize] == Lock::KernelMutex;
+        if is_semaphore && self.kernel.semaphores_have_locks {
+            self.emit(Op::Count(lock));
+        }
     }
 
     fn repeat(
@@ -227,15 +435,26 @@ impl Compiler<'_> {
         place: &str,
         body: impl FnOnce(&mut Self) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
+        self.nested(place, |this, depth| {
+            this.emit(Op::Loop { depth, times });
+            let to = this.program.ops.len() as u32;
+            body(this)?;
+            this.emit(Op::Again { depth, to });
+            Ok(())
+        })
+    }
+
+    /// One loop deeper.
+    fn nested(
+        &mut self,
+        place: &str,
+        body: impl FnOnce(&mut Self, u8) -> Result<(), ModelError>,
+    ) -> Result<(), ModelError> {
         if self.depth == LOOP_DEPTH {
             return Err(ModelError::new(place, "loops nested deeper", format!("at most {LOOP_DEPTH} nested loops")));
         }
-        let depth = self.depth as u8;
         self.depth += 1;
-        self.emit(Op::Loop { depth, times });
-        let to = self.program.ops.len() as u32;
-        body(self)?;
-        self.emit(Op::Again { depth, to });
+        body(self, self.depth as u8 - 1)?;
         self.depth -= 1;
         Ok(())
     }

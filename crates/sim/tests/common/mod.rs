@@ -1,12 +1,14 @@
 //! What the whole-world tests share: the R720's profile, and random experiments.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-use muster_model::study::{Consolidation, Environment, Experiment, IdleKind, Placement, RemoteWake, WakeSignal};
+use muster_model::study::{
+    Consolidation, Environment, Experiment, GuestKernel, IdleKind, Pin, Placement, Remedy, RemoteWake, Tickle,
+    VmScheduler, VmSpec, WakeSignal,
+};
 use muster_model::{Account, Profile, Topology, Workload};
 use muster_sim::{Outcome, SimError, Simulation};
 use rand_core::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use std::collections::BTreeSet;
 
 /// The R720 of the Gleaner paper.
 pub fn r720() -> Profile {
@@ -14,35 +16,28 @@ pub fn r720() -> Profile {
     Profile::from_toml(text, "machines/gleaner-r720.toml").unwrap()
 }
 
-/// A plain experiment on `cores` cores.
-pub fn experiment(environment: Environment, cores: u32) -> Experiment {
-    Experiment {
-        machine: String::new(),
-        workload: String::new(),
-        environment,
-        kernel: None,
-        cores,
-        vcpus: None,
-        scale_out: false,
-        threads: None,
-        idle: IdleKind::Halt,
-        remote_wake: RemoteWake::Flag,
-        wakeup: Placement::Spread,
-        wake_signal: WakeSignal::Ipi,
-        yielding: false,
-        consolidation: Consolidation::None,
-        remedies: BTreeSet::new(),
-        seed: 1,
-        scale: 1.0,
-        limit_s: 600.0,
-    }
+/// The 48 Opterons of the iXen paper.
+pub fn opteron() -> Profile {
+    let text = include_str!("../../../../machines/ixen-opteron48.toml");
+    Profile::from_toml(text, "machines/ixen-opteron48.toml").unwrap()
 }
 
-/// A random machine, program and remedies.
+/// A workload of a test's own.
+pub fn workload(text: &str) -> Workload {
+    Workload::from_json(text, "test.json").unwrap()
+}
+
+/// A plain experiment on `cores` cores.
+pub fn experiment(environment: Environment, cores: u32) -> Experiment {
+    Experiment { limit_s: 600.0, ..Experiment::new(environment, cores) }
+}
+
+/// A random machine, program and remedies, and the programs of further VMs.
 pub struct Case {
     pub experiment: Experiment,
     pub profile: Profile,
     pub workload: Workload,
+    pub company: Vec<Workload>,
 }
 
 /// The case of a seed.
@@ -65,8 +60,72 @@ pub fn case(seed: u64) -> Case {
     experiment.yielding = draw.below(4) == 0;
     experiment.threads = Some(draw.below(12) as u32 + 1);
     experiment.seed = seed;
-    let workload = Workload::from_json(&program(&mut draw), "random.json").unwrap();
-    Case { experiment, profile, workload }
+    let workload = random_workload(&mut draw);
+    let mut case = Case { experiment, profile, workload, company: Vec::new() };
+    if case.experiment.environment == Environment::Virtual && draw.below(2) == 0 {
+        share(&mut case, &mut draw);
+    } else if draw.below(3) == 0 {
+        on_xen(&mut case, &mut draw);
+    }
+    case
+}
+
+/// Moves the case to Xen, or natively to the same machine and kernel.
+fn on_xen(case: &mut Case, draw: &mut Draw) {
+    let experiment = &mut case.experiment;
+    case.profile = Profile { topology: case.profile.topology.clone(), ..opteron() };
+    experiment.kernel = Some(GuestKernel::Linux2631);
+    experiment.environment = [Environment::Native, Environment::Pv, Environment::Hvm][draw.below(3)];
+    if !experiment.environment.is_xen() {
+        return;
+    }
+    experiment.vcpus =
+        Some(experiment.cores + draw.below(case.profile.topology.len() - experiment.cores as usize + 1) as u32);
+    let there = experiment.environment.remedies().iter().copied();
+    let drawn: Vec<Remedy> = there.filter(|&remedy| remedy != Remedy::Itlb && draw.below(3) == 0).collect();
+    experiment.remedies = match drawn.contains(&Remedy::All) {
+        true => [Remedy::All].into(),
+        false => drawn.into_iter().collect(),
+    };
+    if experiment.remedies.contains(&Remedy::Idle) {
+        experiment.remedies.remove(&Remedy::Nohlt);
+    }
+}
+
+fn random_workload(draw: &mut Draw) -> Workload {
+    Workload::from_json(&program(draw), "random.json").unwrap()
+}
+
+/// Up to three VMs with any number of vCPUs on any number of pCPUs.
+fn share(case: &mut Case, draw: &mut Draw) {
+    let most = case.profile.topology.len();
+    let pcpus = draw.below(most) as u32 + 1;
+    let experiment = &mut case.experiment;
+    experiment.pcpus = Some(pcpus);
+    experiment.scheduler = Some(VmScheduler::Credit);
+    experiment.tickle = [Tickle::One, Tickle::All][draw.below(2)];
+    experiment.lone_skips_balance = draw.below(2) == 0;
+    (experiment.weight, experiment.cap) = weight_and_cap(draw);
+    experiment.pin = pin(draw, experiment.cores, pcpus);
+    for _ in 0..draw.below(3) {
+        let vcpus = draw.below(most) as u32 + 1;
+        let (weight, cap) = weight_and_cap(draw);
+        let consolidation = [Consolidation::None, Consolidation::Yielding, Consolidation::Controller][draw.below(3)];
+        let pin = pin(draw, vcpus, pcpus);
+        let threads = Some(draw.below(12) as u32 + 1);
+        let repeat = draw.below(2) == 0;
+        let workload = String::new();
+        experiment.vms.push(VmSpec { workload, vcpus, used: None, threads, weight, cap, pin, consolidation, repeat });
+        case.company.push(random_workload(draw));
+    }
+}
+
+fn weight_and_cap(draw: &mut Draw) -> (u16, u16) {
+    ([64, 256, 256, 1024][draw.below(4)], [0, 0, 40, 150][draw.below(4)])
+}
+
+fn pin(draw: &mut Draw, vcpus: u32, pcpus: u32) -> Pin {
+    if vcpus <= pcpus && draw.below(2) == 0 { Pin::Each } else { Pin::None }
 }
 
 struct Draw(Xoshiro256PlusPlus);
@@ -99,17 +158,34 @@ fn program(draw: &mut Draw) -> String {
         phases.push(r#"{"wake":{"condition":"c","count":2}}"#.to_owned());
         phases.push(r#"{"wait":{"condition":"c"}}"#.to_owned());
         let phases = phases.join(",");
-        format!(r#"{{"name":"g{g}","count":{count},"phases":[{{"loop":{{"times":{times},"phases":[{phases}]}}}}]}}"#)
+        let nice = [0, 0, -7, 12][draw.below(4)];
+        format!(r#"{{"name":"g{g}","count":{count},"nice":{nice},"phases":[{{"loop":{{"times":{times},"phases":[{phases}]}}}}]}}"#)
     });
     let groups = groups.collect::<Vec<_>>().join(",");
+    let (ends, endless) = if draw.below(3) == 0 { endless(draw) } else { (String::new(), String::new()) };
     format!(
-        r#"{{"name":"random","locks":{{{locks}}},"barriers":{{"b":{barrier}}},"conditions":{{"c":{{}}}},"groups":[{groups}]}}"#
+        r#"{{"name":"random","locks":{{{locks},"m":{{"kind":"mutex"}}}},"barriers":{{"b":{barrier}}},"conditions":{{"c":{{}}}},
+            "condvars":["v"],"timers":{{"own":{{}},"all":{{"shared":true,"absolute":true}}}},{ends}"groups":[{groups}{endless}]}}"#
     )
+}
+
+/// An end to the program, and two groups that go on until then: some wait to be signalled, others signal.
+fn endless(draw: &mut Draw) -> (String, String) {
+    let ends = format!(r#""duration_ns":{},"#, [50_000, 3_000_000, 40_000_000][draw.below(3)]);
+    let all = draw.below(2) == 0;
+    let (waiters, wakers, run, period) = (draw.below(4) + 1, draw.below(2) + 1, phase(draw), draw.below(90_000) + 1);
+    let groups = format!(
+        r#",{{"name":"waiters","count":{waiters},"phases":[{{"loop":{{"times":"forever","phases":[
+            {{"lock":{{"lock":"m","phases":[{{"await":{{"condvar":"v","lock":"m"}}}},{run}]}}}}]}}}}]}},
+           {{"name":"wakers","count":{wakers},"phases":[{{"loop":{{"times":"forever","phases":[
+            {{"timer":{{"timer":"all","period_ns":{period}}}}},{{"signal":{{"condvar":"v","all":{all}}}}}]}}}}]}}"#
+    );
+    (ends, groups)
 }
 
 fn phase(draw: &mut Draw) -> String {
     let ns = [0, 100, 3_000, 50_000, 2_000_000][draw.below(5)];
-    match draw.below(9) {
+    match draw.below(13) {
         0 | 1 => format!(r#"{{"run":{{"ns":{{"exponential":{{"mean":{ns}}}}}}}}}"#),
         2 => format!(r#"{{"lock":{{"lock":"l0","phases":[{{"run":{{"ns":{}}}}}]}}}}"#, ns.min(50_000)),
         3 => r#"{"lock":{"lock":"l0","phases":[{"lock":{"lock":"l1","phases":[{"run":{"ns":500}}]}}]}}"#.to_owned(),
@@ -117,28 +193,61 @@ fn phase(draw: &mut Draw) -> String {
         5 => r#"{"map":{"pages":4}},{"unmap":{"pages":4}}"#.to_owned(),
         6 => format!(r#"{{"syscall":{{"ns":{}}}}}"#, ns.min(50_000)),
         7 => format!(r#"{{"sleep":{{"ns":{ns}}}}}"#),
+        8 => format!(r#"{{"run-for":{{"ns":{ns}}}}}"#),
+        9 => format!(r#"{{"timer":{{"timer":"own","period_ns":{ns}}}}}"#),
+        10 => r#"{"yield":{}}"#.to_owned(),
+        11 => r#"{"affinity":{"cpus":"0"}},{"run":{"ns":700}},{"affinity":{}}"#.to_owned(),
         _ => r#"{"read-clock":{"times":5}}"#.to_owned(),
     }
 }
 
 /// Runs a case and checks what must hold of every run.
 pub fn run_checked(case: &Case) -> Result<Outcome, String> {
+    let workloads: Vec<&Workload> = std::iter::once(&case.workload).chain(&case.company).collect();
     let simulation =
-        Simulation::new(&case.experiment, &case.profile, &case.workload, None).map_err(|e| e.to_string())?;
+        Simulation::of_vms(&case.experiment, &case.profile, &workloads, None).map_err(|e| e.to_string())?;
     let outcome = simulation.run().map_err(|error: SimError| error.to_string())?;
-    for (core, book) in outcome.books.iter().enumerate() {
-        let booked: u64 = book.iter().sum();
-        if booked != outcome.wall_ps {
-            return Err(format!("core {core} has {booked} ps booked of {}", outcome.wall_ps));
+    check_books(case, &outcome)?;
+    for (number, (vm, spec)) in outcome.vms.iter().zip(case.experiment.all_vms()).enumerate() {
+        if !spec.repeat && vm.runs != 1 {
+            return Err(format!("the program of VM {number} ended {} times", vm.runs));
+        }
+        if vm.active_history.iter().any(|&(_, n)| n == 0 || n > spec.vcpus) {
+            return Err(format!("the number of active vCPUs of VM {number} left its range"));
         }
     }
+    Ok(outcome)
+}
+
+fn check_books(case: &Case, outcome: &Outcome) -> Result<(), String> {
+    let vcpus = outcome.vms.iter().flat_map(|vm| &vm.books);
+    for (who, book) in outcome.books.iter().map(|book| ("core", book)).chain(vcpus.map(|book| ("vCPU", book))) {
+        let booked: u64 = book.iter().sum();
+        if booked != outcome.wall_ps {
+            return Err(format!("a {who} has {booked} ps booked of {}", outcome.wall_ps));
+        }
+    }
+    let on_cores = |account: Account| outcome.books.iter().map(|book| book[account as usize]).sum::<u64>();
+    let of_vms =
+        |account: Account| outcome.vms.iter().flat_map(|vm| &vm.books).map(|book| book[account as usize]).sum::<u64>();
+    // The VMM's own work, and vCPUs that are off, are on one side only.
+    let one_sided = [Account::HaltWake, Account::VmmScheduler, Account::Steal, Account::Idle];
+    for account in Account::ALL.into_iter().filter(|account| !one_sided.contains(account)) {
+        // Among it what it spends on locks and lines.
+        let in_part = [Account::CacheTransfer, Account::VmmLock].contains(&account);
+        if on_cores(account) != of_vms(account) && !(in_part && on_cores(account) > of_vms(account)) {
+            return Err(format!("{}: {} ps on cores, {} of VMs", account.name(), on_cores(account), of_vms(account)));
+        }
+    }
+    if on_cores(Account::Steal) > 0 {
+        return Err("a core is stolen from itself".to_owned());
+    }
+    if case.experiment.scheduler() == VmScheduler::Pinned && of_vms(Account::Steal) > 0 {
+        return Err("time is stolen from vCPUs that have a core each".to_owned());
+    }
     let native = case.experiment.environment == Environment::Native;
-    let total = |account: Account| outcome.books.iter().map(|book| book[account as usize]).sum::<u64>();
-    if native && (total(Account::VmmScheduler) > 0 || outcome.counters.halt_exits > 0) {
+    if native && (on_cores(Account::VmmScheduler) > 0 || outcome.counters.halt_exits > 0) {
         return Err("a native run has time in the VMM".to_owned());
     }
-    if outcome.active_history.iter().any(|&(_, n)| n == 0 || n > case.experiment.cores) {
-        return Err("the number of active cores left its range".to_owned());
-    }
-    Ok(outcome)
+    Ok(())
 }

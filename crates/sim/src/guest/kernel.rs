@@ -1,0 +1,70 @@
+//! What tells one guest kernel from another: its tick, and how often it reads the clock.
+
+use crate::engine::{NS, Ps};
+use crate::machine::tlb::Footprint;
+use muster_model::study::{Experiment, GuestKernel};
+
+/// A guest kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Kernel {
+    /// The period of the tick, which comes at the same time on all CPUs (no kernel from 2.6.36 to 3.4 skews it).
+    pub tick: Ps,
+    /// Whether the tick goes on while a CPU idles.
+    pub ticks_in_idle: bool,
+    /// Whether a semaphore's count lies under a spin lock of its own, which everybody takes who takes or gives back the
+    /// semaphore, shared or not (lib/rwsem-spinlock.c; x86-64 had it until 2.6.33); else the count is changed atomically.
+    pub semaphores_have_locks: bool,
+    /// The pages that a system call or fault goes through, and the program between two of them, where translations are
+    /// followed.
+    pub footprints: Option<Footprints>,
+    /// Clock reads of a tick: those of the timer interrupt's handler.
+    pub reads_per_tick: u32,
+}
+
+/// Footprints of a kernel and the programs on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprints {
+    /// The kernel's in pages of 4 KiB.
+    pub kernel: Footprint,
+    /// The kernel's where it maps itself by pages of 2 MiB.
+    pub large_kernel: Footprint,
+    /// A program's.
+    pub user: Footprint,
+}
+
+impl Kernel {
+    /// The kernel of an experiment.
+    pub fn of(experiment: &Experiment) -> Self {
+        match experiment.kernel {
+            None => Self::LINUX_3_2,
+            Some(GuestKernel::Linux2631 | GuestKernel::Pk) => Self::LINUX_2_6_31,
+        }
+    }
+
+    /// Linux 3.2 as Ubuntu 12.04's server kernel has it: 250 Hz (CONFIG_HZ), no tick in idle (CONFIG_NO_HZ). What its clock
+    /// reads cost is part of the prices of tick and idle.
+    pub const LINUX_3_2: Self = Self {
+        tick: 4_000_000 * NS,
+        ticks_in_idle: false,
+        semaphores_have_locks: false,
+        footprints: None,
+        reads_per_tick: 0,
+    };
+
+    /// Linux 2.6.31 as iXen used it. Idle vCPUs go on reading the clock (iXen, section 3.1), so their ticks go on. A tick
+    /// with high-resolution timers reads the clock three times: kernel/hrtimer.c, `hrtimer_interrupt`;
+    /// kernel/time/tick-sched.c, `tick_sched_timer`; kernel/time/tick-oneshot.c, `tick_dev_program_event`. Assumed: 250
+    /// Hz, as Debian's kernels have (CONFIG_HZ); its ticks are not skewed here, as they are by `tick_setup_sched_timer`
+    /// (docs/papers/ixen.md says why).
+    pub const LINUX_2_6_31: Self = Self {
+        tick: 4_000_000 * NS,
+        ticks_in_idle: true,
+        semaphores_have_locks: true,
+        footprints: Some(Footprints {
+            kernel: Footprint { code: 8, data: 12 },
+            large_kernel: Footprint { code: 1, data: 3 },
+            user: Footprint { code: 20, data: 60 },
+        }),
+        reads_per_tick: 3,
+    };
+}

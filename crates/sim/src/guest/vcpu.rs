@@ -1,0 +1,147 @@
+//! A CPU as a guest's kernel sees it. In a VM it is a vCPU, which runs on a pCPU while the VMM lets it; natively there is
+//! no VMM and it *is* the core of the same number.
+
+use super::thread::List;
+use crate::engine::Ps;
+use crate::world::NONE;
+use muster_model::Account;
+use muster_policy::idle::HaltPoll;
+
+/// What a vCPU does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum VcpuState {
+    /// Runs a stretch of its thread.
+    Thread,
+    /// Its thread spins for a lock.
+    Spinning,
+    /// Its thread waits for other vCPUs to drop translations.
+    AwaitingAcks,
+    /// Handles interrupts.
+    Interrupt,
+    /// Switches to its thread, or to the yielding thread when it has none.
+    Switching,
+    /// Refills caches for a thread that came from another vCPU.
+    Refilling,
+    /// On the way from the scheduler to the idle instruction.
+    EnteringIdle,
+    /// The VMM takes it off its pCPU.
+    Suspending,
+    /// Has executed HLT: natively the core is in C1, in a VM the vCPU is off its pCPU.
+    Halted,
+    /// In MWAIT.
+    Mwait,
+    /// Polls.
+    Polling,
+    /// Runs the yielding thread.
+    Yielding,
+    /// Leaves C1 or MWAIT.
+    Resuming,
+    /// Was halted, and the VMM is putting it back on a pCPU.
+    SchedulingIn,
+    /// On the way from the idle loop to the scheduler.
+    LeavingIdle,
+}
+
+/// A guest's CPU.
+#[derive(Debug)]
+pub struct Vcpu {
+    /// What it does.
+    pub state: VcpuState,
+    /// Its VM.
+    pub vm: u16,
+    /// The pCPU on which it is, or was last.
+    pub pcpu: u32,
+    /// Its thread, or [`NONE`].
+    pub current: u32,
+    /// When what it does ends.
+    pub until: Ps,
+    /// Since when its thread has run without being charged.
+    pub run_since: Ps,
+    /// Since when it has had this thread.
+    pub slice_start: Ps,
+    /// Reasons of interrupts that have arrived and are not handled.
+    pub pending: u8,
+    /// Reasons that are being handled.
+    pub handling: u8,
+    /// Clock reads that their handlers still make.
+    pub clock_reads: u32,
+    /// The thread should give way at the next return to user mode.
+    pub need_resched: bool,
+    /// A rescheduling signal is on its way.
+    pub signalled: bool,
+    /// The tick was stopped on the way into idle and has to be started again.
+    pub tick_stopped: bool,
+    /// It is between go_idle and the scheduler, and not in the yielding thread.
+    pub in_idle_loop: bool,
+    /// Its halt polling found nothing this time.
+    pub polled: bool,
+    /// Since when it rests in its present state.
+    pub rest_since: Ps,
+    /// Threads that wait for it.
+    pub queue: Vec<u32>,
+    /// Floor of its threads' virtual run times.
+    pub min_vruntime: Ps,
+    /// Threads whose sleep ended and whose timer interrupt is not handled yet.
+    pub sleepers: List,
+    /// Since when it has been idle.
+    pub idle_since: Ps,
+    /// Its halt polling.
+    pub haltpoll: HaltPoll,
+    /// Work of the daemon that is due here.
+    pub daemon_work: Ps,
+    /// Since when it is stopped in the middle of something, [`Ps::MAX`] while it is not.
+    pub stopped_at: Ps,
+    /// What is then left of what it does, if that has an end.
+    pub left: Option<Ps>,
+    /// The account that its time then goes to again.
+    pub account: Account,
+}
+
+impl Vcpu {
+    /// A vCPU of a VM, off its pCPU and without anything to do.
+    pub(crate) fn new(vm: usize, pcpu: usize) -> Self {
+        Self {
+            state: VcpuState::Halted,
+            vm: vm as u16,
+            pcpu: pcpu as u32,
+            current: NONE,
+            until: 0,
+            run_since: 0,
+            slice_start: 0,
+            pending: 0,
+            handling: 0,
+            clock_reads: 0,
+            need_resched: false,
+            signalled: false,
+            tick_stopped: false,
+            in_idle_loop: false,
+            polled: false,
+            rest_since: 0,
+            queue: Vec::with_capacity(32),
+            min_vruntime: 0,
+            sleepers: List::EMPTY,
+            idle_since: 0,
+            haltpoll: HaltPoll::default(),
+            daemon_work: 0,
+            stopped_at: Ps::MAX,
+            left: None,
+            account: Account::Idle,
+        }
+    }
+
+    /// Whether the VMM has stopped it in the middle of something.
+    #[inline]
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped_at != Ps::MAX
+    }
+
+    /// For how long its thread has run without being charged.
+    pub(crate) fn uncharged(&self, now: Ps) -> Ps {
+        if self.runs_a_thread() { now.min(self.stopped_at) - self.run_since } else { 0 }
+    }
+
+    /// Whether it runs a thread of the program, or would if it were not stopped.
+    pub(crate) fn runs_a_thread(&self) -> bool {
+        matches!(self.state, VcpuState::Thread | VcpuState::Spinning | VcpuState::AwaitingAcks)
+    }
+}

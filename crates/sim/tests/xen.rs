@@ -1,0 +1,144 @@
+//! Xen's environments: what they cost, and what iXen's remedies take away. What is asserted are directions and orders of
+//! magnitude that follow from the mechanisms; the paper's numbers are the study's business.
+
+mod common;
+
+use common::{opteron, workload};
+use muster_model::study::{Environment, Experiment, GuestKernel, Remedy};
+use muster_model::{Account, Workload};
+use muster_sim::{Outcome, Simulation};
+
+fn run(workload: &Workload, environment: Environment, cores: u32, remedies: &[Remedy]) -> Outcome {
+    let is_vm = environment != Environment::Native;
+    let experiment = Experiment {
+        kernel: Some(GuestKernel::Linux2631),
+        vcpus: is_vm.then_some(32),
+        remedies: remedies.iter().copied().collect(),
+        limit_s: 60.0,
+        ..Experiment::new(environment, cores)
+    };
+    let outcome = Simulation::new(&experiment, &opteron(), workload, None).unwrap().run().unwrap();
+    for book in &outcome.books {
+        assert_eq!(book.iter().sum::<u64>(), outcome.wall_ps, "the books of every pCPU balance");
+    }
+    outcome
+}
+
+/// Threads that compute for 50 ms each, a millisecond at a time.
+fn computing() -> Workload {
+    workload(
+        r#"{"name": "computing", "groups": [{"name": "all", "count": "threads", "phases": [
+        {"loop": {"times": 50, "phases": [{"run": {"ns": 1000000}}]}}]}]}"#,
+    )
+}
+
+/// Threads that meet at a barrier after 100 us.
+fn meeting() -> Workload {
+    workload(
+        r#"{"name": "meeting", "barriers": {"b": {"kind": "futex"}}, "groups": [{"name": "all", "count": "threads", "phases": [
+        {"loop": {"times": 300, "phases": [{"run": {"ns": {"uniform": {"min": 80000, "max": 120000}}}}, {"barrier": {"barrier": "b"}}]}}]}]}"#,
+    )
+}
+
+/// One thread that makes short system calls.
+fn calling() -> Workload {
+    workload(
+        r#"{"name": "calling", "groups": [{"name": "one", "count": 1, "phases": [
+        {"loop": {"times": 20000, "phases": [{"run": {"ns": 1000}}, {"syscall": {"ns": 1000}}]}}]}]}"#,
+    )
+}
+
+/// Threads that touch pages.
+fn faulting() -> Workload {
+    workload(
+        r#"{"name": "faulting", "groups": [{"name": "all", "count": "threads", "phases": [
+        {"loop": {"times": 200, "phases": [{"touch-memory": {"pages": 4}}, {"run": {"ns": 50000}}]}}]}]}"#,
+    )
+}
+
+fn pmt_share(outcome: &Outcome) -> f64 {
+    outcome.functions.handle_pmt_io as f64 / outcome.busy_ps() as f64
+}
+
+fn slowdown(vm: &Outcome, native: &Outcome) -> f64 {
+    vm.seconds() / native.seconds() - 1.0
+}
+
+#[test]
+fn vcpus_that_idle_hold_up_those_that_work_where_all_read_the_pm_timer() {
+    let work = computing();
+    let native = run(&work, Environment::Native, 8, &[]);
+    let plain = [1, 8, 32].map(|cores| run(&work, Environment::Hvm, cores, &[]));
+    assert!(plain.iter().all(|vm| slowdown(vm, &native) > 0.05), "every one waits");
+    // Halted cores have no cycles: the fewer work, the larger is the part of those that only read the clock.
+    let shares = [&plain[0], &plain[1], &plain[2]].map(pmt_share);
+    assert!(shares.is_sorted_by(|a, b| a > b) && shares[2] > 0.05, "{shares:?}");
+    let tried = run(&work, Environment::Hvm, 8, &[Remedy::Vtime]);
+    assert!(pmt_share(&tried) < shares[1] / 20.0 && slowdown(&tried, &native) < 0.03, "{}", pmt_share(&tried));
+    let pv = run(&work, Environment::Pv, 8, &[]);
+    assert!(slowdown(&pv, &native) < 0.03 && pv.functions.handle_pmt_io == 0, "PV has a clock of its own");
+}
+
+#[test]
+fn waking_a_halted_vcpu_costs_and_not_halting_saves_it() {
+    let work = meeting();
+    let native = run(&work, Environment::Native, 16, &[]);
+    for (environment, base) in [(Environment::Pv, &[][..]), (Environment::Hvm, &[Remedy::Vtime])] {
+        let plain = run(&work, environment, 16, base);
+        for remedy in [Remedy::Idle, Remedy::Nohlt] {
+            let remedies: Vec<Remedy> = base.iter().copied().chain([remedy]).collect();
+            let remedied = run(&work, environment, 16, &remedies);
+            assert!(slowdown(&remedied, &native) < slowdown(&plain, &native), "{environment:?} {remedy:?}");
+            assert_eq!(remedied.counters.halt_exits, 0, "{environment:?} {remedy:?}");
+        }
+    }
+}
+
+#[test]
+fn a_pcpu_with_one_vcpu_need_not_look_for_others() {
+    let work = meeting();
+    let plain = run(&work, Environment::Hvm, 32, &[Remedy::Vtime]);
+    let remedied = run(&work, Environment::Hvm, 32, &[Remedy::Vtime, Remedy::Cm]);
+    assert!(
+        remedied.functions.schedule * 2 < plain.functions.schedule,
+        "{:?} {:?}",
+        remedied.functions,
+        plain.functions
+    );
+    assert!(remedied.line_misses[3] * 2 < plain.line_misses[3]);
+}
+
+#[test]
+fn a_paravirtualized_kernel_begins_each_call_without_translations() {
+    let work = calling();
+    let [native, pv, hvm] = [Environment::Native, Environment::Pv, Environment::Hvm].map(|environment| {
+        run(
+            &work,
+            environment,
+            1,
+            &[if environment == Environment::Hvm { Remedy::Vtime } else { Remedy::Idle }]
+                [..usize::from(environment != Environment::Native)],
+        )
+    });
+    assert!(
+        slowdown(&pv, &native) > 0.3 && slowdown(&hvm, &native) < 0.05,
+        "{} {}",
+        slowdown(&pv, &native),
+        slowdown(&hvm, &native)
+    );
+    assert!(
+        pv.itlb_misses[1] >= 20_000 * 8 && native.itlb_misses[1] < 10,
+        "{:?} {:?}",
+        pv.itlb_misses,
+        native.itlb_misses
+    );
+    let walks = |outcome: &Outcome| outcome.books.iter().map(|book| book[Account::PageWalk as usize]).sum::<u64>();
+    assert!(walks(&pv) > 100 * walks(&native));
+}
+
+#[test]
+fn page_faults_meet_at_the_semaphores_lock() {
+    let work = faulting();
+    let per_core = [1, 8, 32].map(|cores| run(&work, Environment::Native, cores, &[]).seconds());
+    assert!(per_core[1] < 1.5 * per_core[0] && per_core[2] > 2.0 * per_core[1], "{per_core:?}");
+}
