@@ -244,6 +244,14 @@ pub enum Phase {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         all: bool,
     },
+    /// Fills a new buffer of a kind: it starts at its initial size and is remapped to twice its size whenever it is full,
+    /// and its pages are touched one by one. It is left behind when it is full enough.
+    Fill {
+        /// Which kind of buffer.
+        buffer: String,
+        /// How many pages come into it.
+        pages: u64,
+    },
     /// Touches fresh pages: a minor fault each.
     TouchMemory {
         /// How many.
@@ -360,6 +368,7 @@ impl Phase {
             Self::Wake { .. } => "wake",
             Self::Await { .. } => "await",
             Self::Signal { .. } => "signal",
+            Self::Fill { .. } => "fill",
             Self::TouchMemory { .. } => "touch-memory",
             Self::Map { .. } => "map",
             Self::Unmap { .. } => "unmap",
@@ -498,6 +507,10 @@ impl Workload {
             Phase::Wake { condition, count } => {
                 known(condition, self.conditions.keys(), &format!("{place}.condition"), "condition")?;
                 check_count(*count, &format!("{place}.count"))
+            }
+            Phase::Fill { buffer, pages } => {
+                known(buffer, self.buffers.keys(), &format!("{place}.buffer"), "buffer")?;
+                range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
             }
             Phase::TouchMemory { pages } | Phase::Map { pages } | Phase::Unmap { pages } => {
                 range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
@@ -728,6 +741,7 @@ fn takes_time(phases: &[Phase]) -> bool {
         Phase::Wait { .. } | Phase::Wake { .. } | Phase::Signal { .. } => false,
         Phase::SleepUntil { .. } | Phase::Affinity { .. } => false,
         Phase::Barrier { .. } | Phase::Await { .. } | Phase::TouchMemory { .. } | Phase::Map { .. } => true,
+        Phase::Fill { .. } => true,
         Phase::Unmap { .. } | Phase::ReadClock { .. } | Phase::Syscall { .. } | Phase::Sleep { .. } => true,
         Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } => true,
         Phase::RunFor { .. } | Phase::Timer { .. } | Phase::Yield {} => true,
@@ -952,6 +966,7 @@ mod tests {
             (r#"[{"timer":{"timer":"u","period_ns":5}}]"#, "unknown timer `u`; allowed: `t`"),
             (r#"[{"signal":{"condvar":"c"}}]"#, "unknown condition variable `c`; allowed: `u`, `v`"),
             (r#"[{"affinity":{"cpus":""}}]"#, "cpus"),
+            (r#"[{"fill":{"buffer":"b","pages":2}}]"#, "unknown buffer `b`"),
             (r#"[{"signal":{"condvar":"v"}},{"await":{"condvar":"v","lock":"a"}}]"#, "does not hold"),
             (
                 r#"[{"signal":{"condvar":"v"}},{"lock":{"lock":"b","phases":[{"await":{"condvar":"v","lock":"b"}}]}}]"#,

@@ -12,10 +12,10 @@ use crate::machine::prices::{Prices, XenPrices};
 use crate::vmm::pcpu::Scheduling;
 use crate::workload::program::compile;
 use crate::world::World;
-use muster_model::study::{Environment, Experiment, GuestKernel, Remedy, VmSpec};
+use muster_model::study::{Environment, Experiment, GuestKernel, IdleKind, Remedy, VmSpec};
 use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Over all VMs.
 const MAX_THREADS_IN_ALL: usize = 1 << 16;
@@ -25,6 +25,7 @@ const MAX_THREADS_IN_ALL: usize = 1 << 16;
 pub struct Simulation {
     world: World,
     cores: u32,
+    used: u32,
 }
 
 /// What a run gave.
@@ -49,6 +50,10 @@ pub struct Outcome {
     /// Cache lines that moved or were not there, by cause (in the order of [`Cause::ALL`]); those that are objects in the
     /// simulated world.
     pub line_misses: [u64; Cause::ALL.len()],
+    /// Cores that the program (of the first VM) may use: the first so many.
+    pub used: u32,
+    /// Whether cores that have nothing to do are idle in the VMM, and not in the kernel that the program runs on.
+    pub idles_in_vmm: bool,
     /// When the number of active cores (in a VM: vCPUs of the first one) changed, and to what; ascending.
     pub active_history: Vec<(Ps, u32)>,
     /// What the VMM's scheduler did.
@@ -226,8 +231,10 @@ impl Simulation {
         }
         let program = |(spec, workload): (VmSpec, &&Workload)| {
             fits(workload, spec.vcpus)?;
-            let program = compile(workload, &prices, &kernel, spec.thread_count(), experiment.scale)?;
-            Ok((spec, program, remedies(experiment, workload)?))
+            let remedies = experiment.applied(workload)?;
+            let larger = remedies.contains(&Remedy::Itlb);
+            let program = compile(workload, &prices, &kernel, larger, spec.thread_count(), experiment.scale)?;
+            Ok((spec, program, remedies))
         };
         let vms = specs.into_iter().zip(workloads).map(program).collect::<Result<Vec<_>, ModelError>>()?;
         let threads: usize = vms.iter().map(|(_, program, _)| program.threads.len()).sum();
@@ -236,7 +243,7 @@ impl Simulation {
             return Err(ModelError::new("vms", format!("{threads} threads in all"), allowed));
         }
         let world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
-        Ok(Self { world, cores: experiment.pcpus() })
+        Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores })
     }
 
     /// Runs it.
@@ -259,6 +266,8 @@ impl Simulation {
             kernel_spin_ps: world.kernel_spin,
             kernel_walk_ps: world.kernel_walks,
             line_misses: *world.shared.lines.misses(),
+            used: self.used,
+            idles_in_vmm: world.virtualized && world.vms[0].idle_kind != IdleKind::Mwait,
             active_history: world.vms[0].active_history.clone(),
             scheduling: world.scheduling,
             vms: world.vms.iter().map(|vm| VmOutcome::new(&world, vm)).collect(),
@@ -298,15 +307,6 @@ impl Simulation {
             events: world.events,
         })
     }
-}
-
-/// The remedies in force.
-fn remedies(experiment: &Experiment, workload: &Workload) -> Result<BTreeSet<Remedy>, ModelError> {
-    let applied = experiment.applied(workload)?;
-    if applied.contains(&Remedy::Itlb) {
-        return Err(ModelError::new("remedies", "`itlb`, not simulated yet", "idle, nohlt"));
-    }
-    Ok(applied)
 }
 
 /// The machine's shape, scaled out where the experiment allows it.

@@ -28,27 +28,61 @@ struct Builtin {
     workloads: &'static [(&'static str, &'static str)],
 }
 
-const BUILTIN: &[Builtin] = &[Builtin {
-    name: "gleaner",
-    figures: &[
-        file!("studies/gleaner/table-1.toml"),
-        file!("studies/gleaner/figure-1.toml"),
-        file!("studies/gleaner/figure-2.toml"),
-        file!("studies/gleaner/figure-4.toml"),
-        file!("studies/gleaner/figure-5.toml"),
-    ],
-    machines: &[file!("machines/gleaner-r720.toml")],
-    workloads: &[
-        file!("workloads/gleaner/wake-same-core.json"),
-        file!("workloads/gleaner/wake-other-core.json"),
-        file!("workloads/gleaner/blackscholes.json"),
-        file!("workloads/gleaner/swaptions.json"),
-        file!("workloads/gleaner/facesim.json"),
-        file!("workloads/gleaner/ocean-cp.json"),
-        file!("workloads/gleaner/ocean-ncp.json"),
-        file!("workloads/gleaner/dedup.json"),
-    ],
-}];
+const BUILTIN: &[Builtin] = &[
+    Builtin {
+        name: "gleaner",
+        figures: &[
+            file!("studies/gleaner/table-1.toml"),
+            file!("studies/gleaner/figure-1.toml"),
+            file!("studies/gleaner/figure-2.toml"),
+            file!("studies/gleaner/figure-4.toml"),
+            file!("studies/gleaner/figure-5.toml"),
+        ],
+        machines: &[file!("machines/gleaner-r720.toml")],
+        workloads: &[
+            file!("workloads/gleaner/wake-same-core.json"),
+            file!("workloads/gleaner/wake-other-core.json"),
+            file!("workloads/gleaner/blackscholes.json"),
+            file!("workloads/gleaner/swaptions.json"),
+            file!("workloads/gleaner/facesim.json"),
+            file!("workloads/gleaner/ocean-cp.json"),
+            file!("workloads/gleaner/ocean-ncp.json"),
+            file!("workloads/gleaner/dedup.json"),
+        ],
+    },
+    Builtin {
+        name: "ixen",
+        figures: &[
+            file!("studies/ixen/abstract.toml"),
+            file!("studies/ixen/figure-1.toml"),
+            file!("studies/ixen/figure-10.toml"),
+            file!("studies/ixen/figure-3.toml"),
+            file!("studies/ixen/figure-7.toml"),
+            file!("studies/ixen/figure-8.toml"),
+            file!("studies/ixen/figure-9.toml"),
+            file!("studies/ixen/section-1.toml"),
+            file!("studies/ixen/section-2.3.toml"),
+            file!("studies/ixen/section-3.1.3.toml"),
+            file!("studies/ixen/section-3.2.4.toml"),
+            file!("studies/ixen/section-3.3.3.toml"),
+            file!("studies/ixen/section-4.toml"),
+            file!("studies/ixen/table-2.toml"),
+            file!("studies/ixen/table-3.toml"),
+        ],
+        machines: &[file!("machines/ixen-opteron48.toml")],
+        workloads: &[
+            file!("workloads/ixen/compress.json"),
+            file!("workloads/ixen/dbench.json"),
+            file!("workloads/ixen/dedup.json"),
+            file!("workloads/ixen/gmake.json"),
+            file!("workloads/ixen/histogram.json"),
+            file!("workloads/ixen/linear-regression.json"),
+            file!("workloads/ixen/streamcluster.json"),
+            file!("workloads/ixen/wordcount.json"),
+            file!("workloads/ixen/xml-validation.json"),
+        ],
+    },
+];
 
 /// A study that is ready to run.
 #[derive(Debug, Clone)]

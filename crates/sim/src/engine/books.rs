@@ -66,11 +66,19 @@ impl Parts {
 /// All cores' books. A core is always in one account; entering another closes the stretch in the last one.
 #[derive(Debug)]
 pub struct Books {
-    open: Vec<(Ps, Account)>,
+    cores: Vec<Book>,
     /// Parts of the open stretches.
     parts: Vec<Parts>,
-    booked: Vec<[Ps; ACCOUNTS]>,
     timeline: Option<Timeline>,
+}
+
+#[derive(Debug, Clone)]
+struct Book {
+    /// The stretch that is open: since when, in which account, and whether it has parts.
+    since: Ps,
+    account: Account,
+    divided: bool,
+    booked: [Ps; ACCOUNTS],
 }
 
 #[derive(Debug)]
@@ -83,9 +91,8 @@ impl Books {
     /// Books of `cores` cores, all idle at time 0. With `timeline` the first so many stretches are kept.
     pub fn new(cores: usize, timeline: Option<usize>) -> Self {
         Self {
-            open: vec![(0, Account::Idle); cores],
+            cores: vec![Book { since: 0, account: Account::Idle, divided: false, booked: [0; ACCOUNTS] }; cores],
             parts: vec![Parts::NONE; cores],
-            booked: vec![[0; ACCOUNTS]; cores],
             timeline: timeline.map(|limit| Timeline { stretches: Vec::new(), limit }),
         }
     }
@@ -93,12 +100,11 @@ impl Books {
     /// From `now` on the core's time goes to `account`.
     #[inline]
     pub fn enter(&mut self, core: usize, now: Ps, account: Account) {
-        if !self.parts[core].is_empty() {
+        if self.cores[core].divided {
             self.book_parts(core, now);
         }
-        let (since, last) = self.open[core];
-        self.book(core, last, since, now);
-        self.open[core] = (now, account);
+        self.book_until(core, now);
+        self.cores[core].account = account;
     }
 
     /// Parts of the stretch that has just begun belong to other accounts. What it turns out to be too short for is left
@@ -106,50 +112,57 @@ impl Books {
     #[inline]
     pub fn divide(&mut self, core: usize, parts: &Parts) {
         if !parts.is_empty() {
+            self.cores[core].divided = true;
             self.parts[core].add_all(parts);
         }
     }
 
+    #[inline(never)]
     fn book_parts(&mut self, core: usize, now: Ps) {
+        let rest = self.cores[core].account;
         let parts = std::mem::take(&mut self.parts[core]);
         for (account, time) in parts.parts.into_iter().flatten() {
-            let (since, rest) = self.open[core];
-            let until = (since + time).min(now);
-            self.book(core, account, since, until);
-            self.open[core] = (until, rest);
+            let book = &mut self.cores[core];
+            book.account = account;
+            let until = (book.since + time).min(now);
+            self.book_until(core, until);
         }
+        (self.cores[core].account, self.cores[core].divided) = (rest, false);
     }
 
+    /// Books the open stretch up to `until`, where it goes on.
     #[inline]
-    fn book(&mut self, core: usize, account: Account, from_ps: Ps, to_ps: Ps) {
-        self.booked[core][account as usize] += to_ps - from_ps;
+    fn book_until(&mut self, core: usize, until: Ps) {
+        let book = &mut self.cores[core];
+        let since = std::mem::replace(&mut book.since, until);
+        book.booked[book.account as usize] += until - since;
         if let Some(timeline) = &mut self.timeline {
-            timeline.keep(Stretch { core: core as u32, account, from_ps, to_ps });
+            let account = book.account;
+            timeline.keep(Stretch { core: core as u32, account, from_ps: since, to_ps: until });
         }
     }
 
     /// Closes every stretch at `now`.
     pub fn close(&mut self, now: Ps) {
-        for core in 0..self.open.len() {
-            let account = self.open[core].1;
-            self.enter(core, now, account);
+        for core in 0..self.cores.len() {
+            self.enter(core, now, self.cores[core].account);
         }
     }
 
     /// What one core's time up to its last entry went to.
     pub fn core(&self, core: usize) -> &[Ps; ACCOUNTS] {
-        &self.booked[core]
+        &self.cores[core].booked
     }
 
     /// The sum of an account over some cores, up to `now`.
     pub fn total_until(&self, cores: Range<usize>, account: Account, now: Ps) -> Ps {
-        let open = self.open[cores.clone()].iter().filter(|(_, a)| *a == account).map(|(since, _)| now - since);
-        open.sum::<Ps>() + self.booked[cores].iter().map(|booked| booked[account as usize]).sum::<Ps>()
+        let open = |book: &Book| if book.account == account { now - book.since } else { 0 };
+        self.cores[cores].iter().map(|book| book.booked[account as usize] + open(book)).sum()
     }
 
     /// The account that a core is in.
     pub fn account(&self, core: usize) -> Account {
-        self.open[core].1
+        self.cores[core].account
     }
 
     /// The stretches that were kept, in order of their ends.

@@ -45,6 +45,7 @@ impl World {
         let vm = &mut self.vms[vcpu.vm as usize];
         vm.waiting_changes(self.now, 1);
         vm.idle.remove(c);
+        vm.queued.insert(c);
         vcpu.queue.push(t);
         self.threads[t as usize].cpu = c as u32;
     }
@@ -74,7 +75,11 @@ impl World {
         let index = (0..queue.len()).min_by_key(least)?;
         let vcpu = &mut self.vcpus[c];
         let t = vcpu.queue.swap_remove(index);
-        self.vms[vcpu.vm as usize].waiting_changes(self.now, -1);
+        let vm = &mut self.vms[vcpu.vm as usize];
+        vm.waiting_changes(self.now, -1);
+        if vcpu.queue.is_empty() {
+            vm.queued.remove(c);
+        }
         vcpu.min_vruntime = vcpu.min_vruntime.max(self.threads[t as usize].vruntime);
         Some(t)
     }
@@ -82,7 +87,11 @@ impl World {
     /// Takes a thread off the middle of a vCPU's queue.
     pub(crate) fn dequeue(&mut self, c: usize, index: usize) -> u32 {
         let vcpu = &mut self.vcpus[c];
-        self.vms[vcpu.vm as usize].waiting_changes(self.now, -1);
+        let vm = &mut self.vms[vcpu.vm as usize];
+        vm.waiting_changes(self.now, -1);
+        if vcpu.queue.len() == 1 {
+            vm.queued.remove(c);
+        }
         vcpu.queue.remove(index)
     }
 
@@ -93,17 +102,22 @@ impl World {
             return None;
         }
         let mut best = None;
-        for other in vm.vcpus.clone().filter(|&other| other != c) {
+        let mut unseen = vm.waiting as usize;
+        for other in vm.queued.iter() {
             let Vcpu { queue, current, .. } = &self.vcpus[other];
-            // A lone thread on its way to a vCPU that is waking up stays there, as in Linux (nr_running > 1).
-            if queue.is_empty() || (queue.len() == 1 && *current == NONE) {
-                continue;
-            }
             let rank = (queue.len(), self.llc[c].contains(other));
-            if best.is_none_or(|(longest, _, _)| rank > longest)
+            // A lone thread on its way to a vCPU that is waking up stays there, as in Linux (nr_running > 1).
+            let crowded = queue.len() > 1 || *current != NONE;
+            if crowded
+                && other != c
+                && best.is_none_or(|(longest, _, _)| rank > longest)
                 && let Some(index) = queue.iter().position(|&t| self.allowed[t as usize].contains(c))
             {
                 best = Some((rank, other, index));
+            }
+            unseen -= queue.len();
+            if unseen == 0 {
+                break;
             }
         }
         let (_, other, index) = best?;

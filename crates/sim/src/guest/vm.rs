@@ -110,7 +110,8 @@ pub struct Vm {
     /// vCPUs that have not dropped their translations yet, and the thread that waits for them.
     pub(crate) flushes_left: u32,
     pub(crate) flusher: u32,
-    /// Threads in run queues.
+    /// vCPUs with threads in their run queues, and how many threads those are.
+    pub(crate) queued: CpuSet,
     pub(crate) waiting: u32,
     pub(crate) waiting_since: Ps,
     pub(crate) waiting_ps: Ps,
@@ -167,6 +168,7 @@ impl Vm {
             in_mm: CpuSet::EMPTY,
             flushes_left: 0,
             flusher: NONE,
+            queued: CpuSet::EMPTY,
             waiting: 0,
             waiting_since: 0,
             waiting_ps: 0,

@@ -22,10 +22,14 @@ macro_rules! prices {
             pub fault_entry: Ps,
             /// fork(2) of a small process.
             pub fork: Ps,
+            /// Moving one page's entry to another place in a remap.
+            pub remap_page: Ps,
         }
 
         /// What fork takes where the profile does not say.
         const FORK_NS: f64 = 60_000.0;
+        /// The same of moving a page's entry.
+        const REMAP_PAGE_NS: f64 = 60.0;
 
         impl Prices {
             /// The names of all prices, for documents and tests.
@@ -50,6 +54,7 @@ macro_rules! prices {
                     refill: by_distance("sim.cpu.refill")?,
                     fault_entry: 0,
                     fork: from_ns(profile.price_ns("sim.kernel.fork").unwrap_or(FORK_NS)),
+                    remap_page: from_ns(profile.price_ns("sim.kernel.remap-page").unwrap_or(REMAP_PAGE_NS)),
                 })
             }
 
@@ -255,6 +260,7 @@ impl Prices {
             map: self.map + xen.hypercall,
             unmap: self.unmap + xen.hypercall,
             unmap_page: self.unmap_page + xen.mmu_update,
+            remap_page: self.remap_page + 2 * xen.mmu_update,
             exception: self.exception + fault,
             vm_exit: 0,
             vm_entry: 0,

@@ -1,7 +1,6 @@
 //! What measures are computed from: the figures of runs.
 
 use crate::Outcome;
-use crate::machine::lines::Cause;
 use crate::machine::tlb::Space;
 use muster_model::study::{IdleIn, Measure, MissKind, MissPart};
 use muster_model::{Account, ModelError};
@@ -63,15 +62,22 @@ impl RunFigures for Outcome {
         let kernel: u64 = KERNEL.iter().map(|&account| book(account)).sum();
         Some((kernel + self.kernel_spin_ps + self.kernel_walk_ps) as f64 / self.busy_ps().max(1) as f64)
     }
-    fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
-        let cause = match of {
-            MissPart::User => Cause::User,
-            MissPart::GuestKernel => Cause::Guest,
-            MissPart::Vmm => Cause::Vmm,
-            MissPart::VmmScheduler => Cause::VmmScheduler,
+    fn idle_share(&self, of: IdleIn) -> Option<f64> {
+        let books = &self.books[..self.used.min(self.cores) as usize];
+        let time = |accounts: &[Account]| -> u64 {
+            books.iter().flat_map(|book| accounts.iter().map(|&account| book[account as usize])).sum()
         };
+        let idle = match (of, self.idles_in_vmm) {
+            (IdleIn::Daemon, _) => self.vms[0].daemon_ps,
+            (IdleIn::Guest, false) | (IdleIn::Vmm, true) => time(&[Account::Idle, Account::HaltWake]),
+            (IdleIn::Guest, true) | (IdleIn::Vmm, false) => 0,
+        };
+        Some(idle as f64 / time(&Account::ALL).max(1) as f64)
+    }
+    fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
         match (what, of) {
-            (MissKind::L2, _) => Some(self.line_misses[cause as usize] as f64),
+            // Lines that are objects are few of those that miss.
+            (MissKind::L2, _) => None,
             (MissKind::Itlb, MissPart::User) => Some(self.itlb_misses[Space::User as usize] as f64),
             (MissKind::Itlb, MissPart::GuestKernel) => Some(self.itlb_misses[Space::Kernel as usize] as f64),
             (MissKind::Itlb, _) => Some(0.0),

@@ -3,7 +3,7 @@
 use crate::engine::{NS, Ps, from_ns};
 use crate::guest::kernel::Kernel;
 use crate::machine::prices::Prices;
-use muster_model::workload::{self, Count, Duration, Lock, Phase, Timer, Workload, repetitions};
+use muster_model::workload::{self, Buffer, Count, Duration, Lock, Phase, Timer, Workload, repetitions};
 use muster_model::{CpuSet, ModelError};
 
 /// Deepest nesting of loops.
@@ -203,6 +203,8 @@ struct Compiler<'a> {
     workload: &'a Workload,
     prices: &'a Prices,
     kernel: &'a Kernel,
+    /// The remedy `itlb` is in force.
+    larger_buffers: bool,
     threads: u32,
     group_count: u32,
     scale: f64,
@@ -221,6 +223,7 @@ pub fn compile(
     workload: &Workload,
     prices: &Prices,
     kernel: &Kernel,
+    larger_buffers: bool,
     threads: u32,
     scale: f64,
 ) -> Result<Program, ModelError> {
@@ -245,8 +248,18 @@ pub fn compile(
         cpus: Vec::new(),
         ends: workload.duration_ns.map(|ns| from_ns(ns as f64 * scale).max(1)),
     };
-    let mut compiler =
-        Compiler { workload, prices, kernel, threads, group_count: 0, scale, depth: 0, in_child: false, program };
+    let mut compiler = Compiler {
+        workload,
+        prices,
+        kernel,
+        larger_buffers,
+        threads,
+        group_count: 0,
+        scale,
+        depth: 0,
+        in_child: false,
+        program,
+    };
     for group in &workload.groups {
         compiler.group_count = group.count.resolve(compiler.threads);
         let start = compiler.program.ops.len() as u32;
@@ -330,13 +343,8 @@ impl Compiler<'_> {
             Phase::Signal { condvar, all } => {
                 self.emit(Op::Signal { condvar: index(self.workload.condvars.iter(), condvar), all: *all });
             }
-            Phase::TouchMemory { pages } => {
-                let mm = self.program.locks.len() as u32 - 1;
-                self.repeat(clamp(*pages), place, |this| {
-                    this.fault(mm);
-                    Ok(())
-                })?;
-            }
+            Phase::TouchMemory { pages } => self.touch(*pages, place)?,
+            Phase::Fill { buffer, pages } => self.fill(self.workload.buffers[buffer], *pages, place)?,
             Phase::Map { .. } => self.call_with_mm(&[Op::Kernel(self.prices.map)]),
             Phase::Unmap { pages } => {
                 let pages = self.prices.unmap_page.saturating_mul(*pages);
@@ -380,6 +388,28 @@ impl Compiler<'_> {
                 self.emit(Op::Release(lock));
             }
         }
+    }
+
+    fn touch(&mut self, pages: u64, place: &str) -> Result<(), ModelError> {
+        let mm = self.program.locks.len() as u32 - 1;
+        self.repeat(clamp(pages), place, |this| {
+            this.fault(mm);
+            Ok(())
+        })
+    }
+
+    /// A buffer's life: what fits is touched, then it is remapped to twice its size (mremap(2)), until all fits.
+    fn fill(&mut self, buffer: Buffer, pages: u64, place: &str) -> Result<(), ModelError> {
+        let mut size = if self.larger_buffers { buffer.larger_pages } else { buffer.initial_pages };
+        let mut touched = 0;
+        while size < pages {
+            self.touch(size - touched, place)?;
+            touched = size;
+            let moved = self.prices.remap_page.saturating_mul(size);
+            self.call_with_mm(&[Op::Kernel(self.prices.map + moved), Op::Shootdown]);
+            size *= 2;
+        }
+        self.touch(pages - touched, place)
     }
 
     /// A page fault of the process whose mm semaphore is `mm`.
