@@ -373,11 +373,17 @@ fn about_waking(means: &Means, prices: &Prices) -> String {
 }
 
 /// The share of the program's wall time, 0 to 1, in which it waits for halted vCPUs to wake: of each of its concurrent
-/// chains of work, all that halting adds to a wake-up on the same vCPU.
+/// chains of work, all that halting adds to a wake-up on the same vCPU. Halts are the whole machine's: no more of them are
+/// the program's than its CPU time can have paid for.
 pub fn waking_share(means: &Means, prices: &Prices) -> f64 {
     let added_ns = (prices.wake_halted_ns - prices.wake_same_cpu_ns).max(0.0);
-    (means.halts_per_s * added_ns / 1e9 / means.cpu_rate.max(1.0)).min(1.0)
+    let all = means.halts_per_s * added_ns / 1e9 / means.cpu_rate.max(1.0);
+    all.min(means.cpu_rate / CHARGED_OF_WAKING).min(1.0)
 }
+
+/// At least this part of what waking a halted vCPU takes is charged to the program as CPU time: the least [`crate::predict::HALT_COST`] over
+/// the longest wake-up, which takes 1.5 measured latencies.
+const CHARGED_OF_WAKING: f64 = 0.5;
 
 fn about_remedies(advice: &[Prediction]) -> String {
     let helpful = |prediction: &&Prediction| {
@@ -504,6 +510,18 @@ mod tests {
         let disturbance = Disturbance { others_rate: 0.8, steal_rate: 0.0 };
         let noisy = Situation { disturbance, ..situation };
         assert!(super::findings(&noisy, &advice)[2].contains("not quiet"));
+    }
+
+    #[test]
+    fn halts_of_others_are_not_the_programs() {
+        let periods = [(1.0, WakeSignals { blocks_per_s: Some(0.0), ..signals(0.0, 21_084.0) })];
+        let disturbance = Disturbance { others_rate: 0.87, steal_rate: 0.0 };
+        let situation = Situation { disturbance, ..situation(&periods) };
+        let findings = findings(&situation, &advise(&situation));
+        assert!(
+            findings[0].starts_with("Waking is not the problem") && findings[0].contains("costs 0 %"),
+            "{findings:?}"
+        );
     }
 
     #[test]
