@@ -323,7 +323,11 @@ fn topology<'a>(experiment: &Experiment, profile: &'a Profile) -> Result<Cow<'a,
         profile.topology.len(),
         profile.name
     );
-    let field = if experiment.pcpus.is_some() { "pcpus" } else { "cores" };
+    let field = match (experiment.pcpus, experiment.vcpus) {
+        (Some(_), _) => "pcpus",
+        (None, Some(_)) => "vcpus",
+        (None, None) => "cores",
+    };
     Err(ModelError::new(field, experiment.pcpus().to_string(), allowed))
 }
 

@@ -142,3 +142,10 @@ fn page_faults_meet_at_the_semaphores_lock() {
     let per_core = [1, 8, 32].map(|cores| run(&work, Environment::Native, cores, &[]).seconds());
     assert!(per_core[1] < 1.5 * per_core[0] && per_core[2] > 2.0 * per_core[1], "{per_core:?}");
 }
+
+#[test]
+fn a_machine_that_is_too_small_is_named_by_what_asked_for_more() {
+    let experiment = Experiment { vcpus: Some(64), ..Experiment::new(Environment::Hvm, 8) };
+    let error = Simulation::new(&experiment, &opteron(), &computing(), None).unwrap_err().to_string();
+    assert!(error.starts_with("vcpus: found 64; allowed: 1 to 48"), "{error}");
+}
