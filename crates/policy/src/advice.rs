@@ -381,8 +381,8 @@ pub fn waking_share(means: &Means, prices: &Prices) -> f64 {
     all.min(means.cpu_rate / CHARGED_OF_WAKING).min(1.0)
 }
 
-/// At least this part of what waking a halted vCPU takes is charged to the program as CPU time: the least [`crate::predict::HALT_COST`] over
-/// the longest wake-up, which takes 1.5 measured latencies.
+/// At least this part of what waking a halted vCPU takes is charged to the program as CPU time: the least
+/// [`crate::predict::HALT_COST`] over the longest wake-up, which takes 1.5 measured latencies.
 const CHARGED_OF_WAKING: f64 = 0.5;
 
 fn about_remedies(advice: &[Prediction]) -> String {

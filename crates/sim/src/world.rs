@@ -88,8 +88,6 @@ pub struct World {
     pub(crate) scheduler: VmmScheduler,
     /// What the VMM's code shares between pCPUs, and the machine's cache lines.
     pub(crate) shared: Shared,
-    /// What the VMM's decisions since the last stretch was begun have spent on locks and lines.
-    pub(crate) decided: Parts,
     pub(crate) scheduling: Scheduling,
     pub(crate) vms: Vec<Vm>,
     pub(crate) vcpus: Vec<Vcpu>,
@@ -165,7 +163,6 @@ impl World {
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
             scheduler,
             shared: Shared::new(topology, n, vcpus, prices.cache_line, prices.cache_line[Distance::OtherNode as usize]),
-            decided: Parts::NONE,
             scheduling: Scheduling::default(),
             vms: Vec::with_capacity(vms.len()),
             vcpus: Vec::with_capacity(vcpus),

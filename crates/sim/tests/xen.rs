@@ -149,3 +149,15 @@ fn a_machine_that_is_too_small_is_named_by_what_asked_for_more() {
     let error = Simulation::new(&experiment, &opteron(), &computing(), None).unwrap_err().to_string();
     assert!(error.starts_with("vcpus: found 64; allowed: 1 to 48"), "{error}");
 }
+
+/// What starting the vCPUs takes the scheduler is nobody's time: a pCPU's way out of C1 is booked as that and nothing else.
+#[test]
+fn a_decision_that_nobody_pays_for_is_booked_to_nobody() {
+    let work =
+        workload(r#"{"name": "short", "groups": [{"name": "one", "count": 1, "phases": [{"run": {"ns": 1000000}}]}]}"#);
+    let experiment = Experiment { kernel: Some(GuestKernel::Linux2631), ..Experiment::new(Environment::Hvm, 1) };
+    let outcome = Simulation::new(&experiment, &opteron(), &work, None).unwrap().run().unwrap();
+    let price_ns = |name: &str| opteron().require_ns(name).unwrap();
+    let out_of_c1 = ["sim.cpu.c1-exit", "sim.vmm.host-interrupt", "sim.vmm.host-idle-exit"].map(price_ns);
+    assert_eq!(outcome.books[0][Account::HaltWake as usize] as f64, 1000.0 * out_of_c1.iter().sum::<f64>());
+}

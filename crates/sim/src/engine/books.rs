@@ -63,6 +63,29 @@ impl Parts {
     }
 }
 
+/// How long something takes, and what of that belongs to other accounts than the rest of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// All of it.
+    pub time: Ps,
+    /// Parts of it.
+    pub parts: Parts,
+}
+
+impl From<Ps> for Cost {
+    /// A cost that is all of one kind.
+    fn from(time: Ps) -> Self {
+        Self { time, parts: Parts::NONE }
+    }
+}
+
+impl std::ops::AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.time += other.time;
+        self.parts.add_all(&other.parts);
+    }
+}
+
 /// All cores' books. A core is always in one account; entering another closes the stretch in the last one.
 #[derive(Debug)]
 pub struct Books {

@@ -5,7 +5,6 @@
 //! nobody else wants the CPU, and the 0.3 % that their weight would claim beside others is left out.
 
 use super::thread::Mode;
-use crate::engine::books::Parts;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::{Vcpu, VcpuState};
 use crate::machine::interrupt::reason;
@@ -280,7 +279,6 @@ impl World {
         );
         if sleeps && !std::mem::replace(&mut self.vcpus[c].signalled, true) {
             self.deliver(from, c);
-            self.decided = Parts::NONE;
         }
     }
 

@@ -7,6 +7,7 @@
 //! Drepper, Futexes Are Tricky, section 5; glibc 2.15 nptl; Linux 3.2 lib/rwsem.c.
 
 use super::thread::{After, List, Mode, Source, Step, WaitFor};
+use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
@@ -46,7 +47,7 @@ pub struct Lock {
     count: Option<SpinLock>,
 }
 
-/// What is done under a semaphore's own spin lock.
+/// What is done under a semaphore's own spin lock, a handful of instructions: assumed.
 const UNDER_COUNT: Ps = 20 * NS;
 
 impl Lock {
@@ -694,9 +695,9 @@ impl World {
         let woke_vcpu = self.vcpus[target].state == VcpuState::Halted;
         let decision = self.deliver(c, target);
         if self.virtualized {
-            let price = decision + self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
+            let price = decision.time + self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
             self.stretch(c, price, Account::Ipi, true, Step::WakeNext);
-            self.divide_by_decisions(self.vcpus[c].pcpu as usize);
+            self.divide_pcpu(self.vcpus[c].pcpu as usize, &decision.parts);
         } else {
             let t = self.vcpus[c].current;
             self.wake_next(c, t);
@@ -704,7 +705,7 @@ impl World {
     }
 
     /// A vCPU sends a rescheduling interrupt to another; what the VMM's scheduler takes for it.
-    pub(crate) fn deliver(&mut self, from: usize, target: usize) -> Ps {
+    pub(crate) fn deliver(&mut self, from: usize, target: usize) -> Cost {
         if self.scheduler.is_credit() && self.run_state(target) != RunState::Running {
             return self.post(target, reason::RESCHEDULE, self.vcpus[from].pcpu as usize);
         }
@@ -712,7 +713,7 @@ impl World {
         if !self.queue.is_pending(slot) {
             self.queue.schedule(slot, self.now + self.prices.ipi_delivery);
         }
-        0
+        Cost::default()
     }
 
     /// A thread waits behind another: a vCPU that is awake and idle will find it when it looks.

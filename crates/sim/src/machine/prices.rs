@@ -26,9 +26,9 @@ macro_rules! prices {
             pub remap_page: Ps,
         }
 
-        /// What fork takes where the profile does not say.
+        /// What fork takes where the profile does not say: assumed.
         const FORK_NS: f64 = 60_000.0;
-        /// The same of moving a page's entry.
+        /// The same of moving a page's entry: assumed.
         const REMAP_PAGE_NS: f64 = 60.0;
 
         impl Prices {
@@ -187,8 +187,6 @@ xen_prices! {
     exception_bounce = "sim.xen.exception-bounce",
     /// One page-table entry of a batch.
     mmu_update = "sim.xen.mmu-update",
-    /// Dropping translations everywhere: Xen's part on the sender.
-    tlb_flush_all = "sim.xen.tlb-flush-all",
     /// SCHEDOP_block up to the scheduler.
     block = "sim.xen.block",
     /// Sending an event between vCPUs.

@@ -39,7 +39,7 @@ pub struct Entries {
     pub data: u32,
 }
 
-/// Code comes to a page that it has not been at for a while once in this time, at most.
+/// Code comes to a page that it has not been at for a while once in this time, at most: assumed.
 const NEW_PAGE: Ps = 25_000;
 
 impl Tlb {

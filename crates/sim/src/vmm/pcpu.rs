@@ -8,6 +8,7 @@
 
 use super::scheduler::VmmScheduler;
 use super::shared::Shared;
+use crate::engine::books::{Cost, Parts};
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
@@ -158,10 +159,10 @@ impl World {
 
     /// The pCPU `by` sends an interrupt to a vCPU that is on no pCPU: it is posted, and a halted vCPU is woken. What the
     /// VMM's scheduler takes for that.
-    pub(crate) fn post(&mut self, c: usize, bits: u8, by: usize) -> Ps {
+    pub(crate) fn post(&mut self, c: usize, bits: u8, by: usize) -> Cost {
         self.vcpus[c].pending |= bits;
         if self.run_state(c) != RunState::Blocked {
-            return 0;
+            return Cost::default();
         }
         self.unhalt(c);
         self.wake_vcpu(c, by)
@@ -192,7 +193,7 @@ impl World {
         match self.pcpus[p].state {
             PcpuState::Idle => {
                 let price = self.prices.c1_exit + self.prices.host_interrupt + self.prices.host_idle_exit;
-                self.in_vmm(p, PcpuState::Waking, Account::HaltWake, price);
+                self.in_vmm(p, PcpuState::Waking, Account::HaltWake, price.into());
             }
             PcpuState::Guest => self.leave_guest(p),
             // It looks again before it enters a guest.
@@ -211,19 +212,25 @@ impl World {
         self.stop_vcpu(c);
         self.vm_mut(c).counters.interrupt_exits += 1;
         let price = wakes + self.prices.vm_exit + self.prices.host_interrupt;
-        self.in_vmm(p, PcpuState::Vmm, Account::VmmScheduler, price);
+        self.in_vmm(p, PcpuState::Vmm, Account::VmmScheduler, price.into());
     }
 
     /// The VMM does something on a pCPU.
-    fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, duration: Ps) {
+    fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, cost: Cost) {
         let pcpu = &mut self.pcpus[p];
         pcpu.state = state;
         self.ledgers.enter_pcpu(p, self.now, account);
         if pcpu.current != NONE {
             self.ledgers.enter_vcpu(pcpu.current as usize, self.now, account);
         }
-        self.queue.schedule(slot_of(p, kind::PCPU), self.now + duration);
-        self.divide_by_decisions(p);
+        self.queue.schedule(slot_of(p, kind::PCPU), self.now + cost.time);
+        self.divide_pcpu(p, &cost.parts);
+    }
+
+    /// Parts of the stretch that has just begun on a pCPU belong to other accounts.
+    pub(crate) fn divide_pcpu(&mut self, p: usize, parts: &Parts) {
+        let vcpu = Some(self.pcpus[p].current).filter(|&vcpu| vcpu != NONE);
+        self.ledgers.divide_pcpu(p, vcpu.map(|vcpu| vcpu as usize), parts);
     }
 
     /// What the VMM did on a pCPU is done.
@@ -238,7 +245,7 @@ impl World {
         }
         let refill = std::mem::take(&mut pcpu.refill);
         if refill > 0 {
-            return self.in_vmm(p, PcpuState::Refilling, Account::CacheTransfer, refill);
+            return self.in_vmm(p, PcpuState::Refilling, Account::CacheTransfer, refill.into());
         }
         pcpu.state = PcpuState::Guest;
         let c = pcpu.current as usize;
@@ -250,38 +257,38 @@ impl World {
         let pcpu = &mut self.pcpus[p];
         pcpu.state = PcpuState::Vmm;
         let mut bits = std::mem::take(&mut pcpu.softirqs);
-        let mut price = 0;
+        let mut cost = Cost::default();
         if bits != softirq::SCHEDULE {
-            price += self.ask_scheduler(p, bits);
+            cost += self.ask_scheduler(p, bits);
             // That may have raised it.
             bits |= std::mem::take(&mut self.pcpus[p].softirqs);
         }
         if bits & softirq::SCHEDULE != 0 {
-            price += self.schedule_pcpu(p);
+            cost += self.schedule_pcpu(p);
         }
-        price += self.entry_price(p);
-        if price == 0 { self.vmm_over(p) } else { self.in_vmm(p, PcpuState::Vmm, Account::VmmScheduler, price) }
+        cost.time += self.entry_price(p);
+        if cost.time == 0 { self.vmm_over(p) } else { self.in_vmm(p, PcpuState::Vmm, Account::VmmScheduler, cost) }
     }
 
     /// What a pCPU has to do for the credit scheduler before it looks for what to run; what that takes.
-    fn ask_scheduler(&mut self, p: usize, softirqs: u8) -> Ps {
+    fn ask_scheduler(&mut self, p: usize, softirqs: u8) -> Cost {
         let now_ns = self.now / NS;
-        let mut price = 0;
+        let mut cost = Cost::default();
         if softirqs & softirq::WAKE != 0 {
             let mut woken = std::mem::take(&mut self.pcpus[p].woken);
-            price += woken.drain(..).map(|c| self.wake_vcpu(c as usize, p)).sum::<Ps>();
+            woken.drain(..).for_each(|c| cost += self.wake_vcpu(c as usize, p));
             self.pcpus[p].woken = woken;
         }
         if softirqs & softirq::TICK != 0 {
-            price += self.decide(p, |scheduler, _| scheduler.tick(p, now_ns));
+            cost += self.decide(p, |scheduler, _| scheduler.tick(p, now_ns));
         }
         if softirqs & softirq::ACCOUNT != 0 {
-            price += self.decide(p, |scheduler, _| {
+            cost += self.decide(p, |scheduler, _| {
                 let done = scheduler.account(p);
                 Decision { touches: done.touches, kicks: done.kicks }
             });
         }
-        price
+        cost
     }
 
     /// A vCPU that was stopped enters the guest again; with interrupts pending, their handler pays for that.
@@ -293,20 +300,20 @@ impl World {
     // ---- decisions ----
 
     /// The VMM makes a vCPU runnable; what that costs the pCPU `by`, which does it.
-    fn wake_vcpu(&mut self, c: usize, by: usize) -> Ps {
+    fn wake_vcpu(&mut self, c: usize, by: usize) -> Cost {
         self.decide(by, |scheduler, _| scheduler.wake(c as u32, by))
     }
 
     /// Decides what a pCPU runs from now on, and switches to it; what that takes.
-    fn schedule_pcpu(&mut self, p: usize) -> Ps {
-        let (next, price) = match self.scheduler {
+    fn schedule_pcpu(&mut self, p: usize) -> Cost {
+        let (next, mut cost) = match self.scheduler {
             VmmScheduler::Credit(_) => self.next_vcpu(p),
-            VmmScheduler::Pinned if self.vcpus[p].state == VcpuState::Halted => (NONE, 0),
-            VmmScheduler::Pinned => (p as u32, 0),
+            VmmScheduler::Pinned if self.vcpus[p].state == VcpuState::Halted => (NONE, Cost::default()),
+            VmmScheduler::Pinned => (p as u32, Cost::default()),
         };
         let last = std::mem::replace(&mut self.pcpus[p].current, next);
         if next == last {
-            return price;
+            return cost;
         }
         if let Some(left) = self.vcpus.get(last as usize)
             && left.state != VcpuState::Halted
@@ -314,26 +321,27 @@ impl World {
             self.scheduling.preemptions += 1;
             self.ledgers.enter_vcpu(last as usize, self.now, Account::Steal);
         }
-        let Some(vcpu) = self.vcpus.get_mut(next as usize) else { return price };
+        let Some(vcpu) = self.vcpus.get_mut(next as usize) else { return cost };
         let from = std::mem::replace(&mut vcpu.pcpu, p as u32) as usize;
         self.scheduling.switches += 1;
         self.scheduling.migrations += u64::from(from != p);
         let unblock = if vcpu.state == VcpuState::SchedulingIn { self.prices.unblock } else { 0 };
         self.pcpus[p].refill = if from == p { 0 } else { self.prices.refill[self.between(from, p)] };
-        price + self.prices.schedule_in + unblock
+        cost.time += self.prices.schedule_in + unblock;
+        cost
     }
 
     /// The vCPU that the credit scheduler wants on a pCPU, or [`NONE`], and what the decision costs.
-    fn next_vcpu(&mut self, p: usize) -> (u32, Ps) {
+    fn next_vcpu(&mut self, p: usize) -> (u32, Cost) {
         let now = self.now;
         let (mut vcpu, mut slice_ns) = (None, None);
-        let price = self.decide(p, |scheduler, shared| {
+        let cost = self.decide(p, |scheduler, shared| {
             let next = scheduler.schedule(p, now / NS, |other| shared.is_scheduling(other, now));
             (vcpu, slice_ns) = (next.vcpu, next.slice_ns);
             Decision { touches: next.touches, kicks: next.kicks }
         });
         self.set_timers(p, slice_ns);
-        (vcpu.unwrap_or(NONE), price)
+        (vcpu.unwrap_or(NONE), cost)
     }
 
     /// The slice and the tick of a pCPU that runs something; an idle one has neither.
@@ -367,32 +375,25 @@ impl World {
         &mut self,
         by: usize,
         question: impl for<'a> FnOnce(&'a mut credit::Scheduler, &Shared) -> Decision<'a>,
-    ) -> Ps {
+    ) -> Cost {
         let mut scheduler = std::mem::take(&mut self.scheduler);
         let VmmScheduler::Credit(credit) = &mut scheduler else { unreachable!("pinned vCPUs need no decision") };
         let Decision { touches, kicks } = question(credit, &self.shared);
         self.scheduling.decisions += 1;
-        let price = self.charge_touches(by, touches) + self.kick(by, kicks);
+        let mut cost = self.charge_touches(by, touches);
+        cost.time += self.kick(by, kicks);
         self.scheduler = scheduler;
-        price
+        cost
     }
 
     /// What a decision and the shared objects that it touches cost the pCPU that takes it.
-    fn charge_touches(&mut self, pcpu: usize, touches: &[Touch]) -> Ps {
+    fn charge_touches(&mut self, pcpu: usize, touches: &[Touch]) -> Cost {
         if touches.is_empty() {
-            return 0;
+            return Cost::default();
         }
         let mut walk = Walk::new(pcpu, Cause::VmmScheduler, self.now);
         self.shared.touch(touches, self.prices.decision, &mut walk);
-        self.decided.add_all(&walk.parts);
-        walk.at - self.now
-    }
-
-    /// The stretch that has just begun includes what decisions have spent on locks and lines.
-    pub(crate) fn divide_by_decisions(&mut self, p: usize) {
-        let parts = std::mem::take(&mut self.decided);
-        let vcpu = Some(self.pcpus[p].current).filter(|&vcpu| vcpu != NONE);
-        self.ledgers.divide_pcpu(p, vcpu.map(|vcpu| vcpu as usize), &parts);
+        Cost { time: walk.at - self.now, parts: walk.parts }
     }
 
     /// Tells pCPUs to schedule; what sending the interrupts takes.
