@@ -695,7 +695,8 @@ mod tests {
 
     #[test]
     fn itlb_is_for_workloads_with_growing_buffers() {
-        let (plain, growing) = (workload(""), workload(r#""buffers":{"b":{"initial_pages":1,"larger_pages":2}},"#));
+        let (plain, growing) =
+            (workload(""), workload(r#""buffers":{"b":{"count":1,"initial_bytes":1,"larger_bytes":2}},"#));
         let pv = |remedies: &str| {
             let text = XEN.replace("hvm", "pv").replace(r#"["vtime", "cm"]"#, remedies);
             Experiment::from_toml(&text, "e.toml").unwrap()

@@ -40,7 +40,7 @@ pub struct Workload {
     /// Conditions by name.
     #[serde(default)]
     pub conditions: BTreeMap<String, Condition>,
-    /// Buffers by name that start small and grow by remapping.
+    /// Kinds of buffers by name, which start small and grow.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub buffers: BTreeMap<String, Buffer>,
     /// Condition variables by name.
@@ -94,15 +94,17 @@ pub struct Condition {
     pub permits: u64,
 }
 
-/// A buffer that each thread extends by remapping it when it is full. The remedy `itlb` starts it larger (iXen,
-/// section 3.4.2).
+/// Buffers of each thread that fill together: when they are full, each goes on in a new piece of twice the size. The remedy
+/// `itlb` starts them larger (iXen, section 3.4.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Buffer {
-    /// Its size at the start, in pages.
-    pub initial_pages: u64,
-    /// Its size at the start under `itlb`, in pages: more than `initial_pages`.
-    pub larger_pages: u64,
+    /// How many of them a thread has.
+    pub count: u64,
+    /// The size of each at the start, in bytes.
+    pub initial_bytes: u64,
+    /// The same under `itlb`: more than `initial_bytes`.
+    pub larger_bytes: u64,
 }
 
 /// A periodic timer. It counts from the start of the program, or from the thread's last `sleep-until`.
@@ -244,13 +246,18 @@ pub enum Phase {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         all: bool,
     },
-    /// Fills a new buffer of a kind: it starts at its initial size and is remapped to twice its size whenever it is full,
-    /// and its pages are touched one by one. It is left behind when it is full enough.
+    /// Adds to each of the thread's buffers of a kind; where they are full, a new piece of each is allocated.
     Fill {
         /// Which kind of buffer.
         buffer: String,
-        /// How many pages come into it.
-        pages: u64,
+        /// How many bytes come into each.
+        bytes: u64,
+    },
+    /// Allocates memory from the thread's heap, which grows by whole pages (malloc(3) in a thread that is not the first), and
+    /// touches it.
+    Allocate {
+        /// How many bytes.
+        bytes: u64,
     },
     /// Touches fresh pages: a minor fault each.
     TouchMemory {
@@ -369,6 +376,7 @@ impl Phase {
             Self::Await { .. } => "await",
             Self::Signal { .. } => "signal",
             Self::Fill { .. } => "fill",
+            Self::Allocate { .. } => "allocate",
             Self::TouchMemory { .. } => "touch-memory",
             Self::Map { .. } => "map",
             Self::Unmap { .. } => "unmap",
@@ -434,9 +442,10 @@ impl Workload {
             range(&format!("conditions.{name}.permits"), condition.permits, 0, MAX_COUNT)?;
         }
         for (name, buffer) in &self.buffers {
-            range(&format!("buffers.{name}.initial_pages"), buffer.initial_pages, 1, MAX_COUNT - 1)?;
-            let place = format!("buffers.{name}.larger_pages");
-            range(&place, buffer.larger_pages, buffer.initial_pages + 1, MAX_COUNT)?;
+            range(&format!("buffers.{name}.count"), buffer.count, 1, MAX_COUNT)?;
+            range(&format!("buffers.{name}.initial_bytes"), buffer.initial_bytes, 1, MAX_COUNT - 1)?;
+            let place = format!("buffers.{name}.larger_bytes");
+            range(&place, buffer.larger_bytes, buffer.initial_bytes + 1, MAX_COUNT)?;
         }
         if let Some(ns) = self.duration_ns {
             range("duration_ns", ns, 1, MAX_NS)?;
@@ -508,10 +517,11 @@ impl Workload {
                 known(condition, self.conditions.keys(), &format!("{place}.condition"), "condition")?;
                 check_count(*count, &format!("{place}.count"))
             }
-            Phase::Fill { buffer, pages } => {
+            Phase::Fill { buffer, bytes } => {
                 known(buffer, self.buffers.keys(), &format!("{place}.buffer"), "buffer")?;
-                range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
+                range(&format!("{place}.bytes"), *bytes, 1, MAX_COUNT)
             }
+            Phase::Allocate { bytes } => range(&format!("{place}.bytes"), *bytes, 1, MAX_COUNT),
             Phase::TouchMemory { pages } | Phase::Map { pages } | Phase::Unmap { pages } => {
                 range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
             }
@@ -741,7 +751,8 @@ fn takes_time(phases: &[Phase]) -> bool {
         Phase::Wait { .. } | Phase::Wake { .. } | Phase::Signal { .. } => false,
         Phase::SleepUntil { .. } | Phase::Affinity { .. } => false,
         Phase::Barrier { .. } | Phase::Await { .. } | Phase::TouchMemory { .. } | Phase::Map { .. } => true,
-        Phase::Fill { .. } => true,
+        // Not always, but again and again.
+        Phase::Fill { .. } | Phase::Allocate { .. } => true,
         Phase::Unmap { .. } | Phase::ReadClock { .. } | Phase::Syscall { .. } | Phase::Sleep { .. } => true,
         Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } => true,
         Phase::RunFor { .. } | Phase::Timer { .. } | Phase::Yield {} => true,
@@ -966,7 +977,8 @@ mod tests {
             (r#"[{"timer":{"timer":"u","period_ns":5}}]"#, "unknown timer `u`; allowed: `t`"),
             (r#"[{"signal":{"condvar":"c"}}]"#, "unknown condition variable `c`; allowed: `u`, `v`"),
             (r#"[{"affinity":{"cpus":""}}]"#, "cpus"),
-            (r#"[{"fill":{"buffer":"b","pages":2}}]"#, "unknown buffer `b`"),
+            (r#"[{"fill":{"buffer":"b","bytes":2}}]"#, "unknown buffer `b`"),
+            (r#"[{"allocate":{"bytes":0}}]"#, "allocate.bytes"),
             (r#"[{"signal":{"condvar":"v"}},{"await":{"condvar":"v","lock":"a"}}]"#, "does not hold"),
             (
                 r#"[{"signal":{"condvar":"v"}},{"lock":{"lock":"b","phases":[{"await":{"condvar":"v","lock":"b"}}]}}]"#,

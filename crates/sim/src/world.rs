@@ -9,6 +9,8 @@ use crate::engine::Ps;
 use crate::engine::books::{Ledgers, Parts};
 use crate::engine::queue::{Queue, Slot};
 use crate::engine::random::Random;
+use crate::guest::heap::Heap;
+use crate::guest::masked::OpenLock;
 use crate::guest::sync::{Barrier, Condition, Condvar, Lock};
 use crate::guest::thread::Thread;
 use crate::guest::translations::Walks;
@@ -17,6 +19,7 @@ use crate::guest::vm::{Counters, Vm, of_vm};
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
+use crate::machine::spinlock::Kind;
 use crate::machine::walk::Walk;
 use crate::remedy::Daemon;
 use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
@@ -25,7 +28,7 @@ use crate::vmm::scheduler::VmmScheduler;
 use crate::vmm::shared::Shared;
 use crate::workload::program::{Base, LOOP_DEPTH, Op, Program};
 use muster_model::study::{Environment, Experiment, Pin, Remedy, VmScheduler, VmSpec, WakeSignal};
-use muster_model::workload::{Duration, Timer};
+use muster_model::workload::{Buffer, Duration, Timer};
 use muster_model::{Account, CpuSet, Distance, ModelError, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -116,6 +119,10 @@ pub struct World {
     pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
     /// The CPUs that operations name.
     pub(crate) cpu_sets: Vec<CpuSet>,
+    /// Kinds of buffers.
+    pub(crate) buffers: Vec<Buffer>,
+    /// By thread.
+    pub(crate) heaps: Vec<Heap>,
     /// By pair of pCPUs.
     distance: Vec<Distance>,
     /// By vCPU, the vCPUs of its VM that have its last-level cache.
@@ -162,7 +169,14 @@ impl World {
             virtualized: experiment.environment != Environment::Native,
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
             scheduler,
-            shared: Shared::new(topology, n, vcpus, prices.cache_line, prices.cache_line[Distance::OtherNode as usize]),
+            shared: Shared::new(
+                topology,
+                n,
+                vcpus,
+                prices.cache_line,
+                prices.cache_line[Distance::OtherNode as usize],
+                prices.line_copy,
+            ),
             scheduling: Scheduling::default(),
             vms: Vec::with_capacity(vms.len()),
             vcpus: Vec::with_capacity(vcpus),
@@ -183,6 +197,8 @@ impl World {
             timers: Vec::new(),
             timer_next: BTreeMap::new(),
             cpu_sets: Vec::new(),
+            buffers: Vec::new(),
+            heaps: Vec::new(),
             distance: (0..n * n).map(|pair| distance(pair / n, pair % n)).collect(),
             llc: Vec::with_capacity(vcpus),
             events: 0,
@@ -195,6 +211,10 @@ impl World {
             world.add_vm(experiment, topology, &spec, program, &remedies);
             let vm = world.vms.last_mut().expect("it has just been added");
             vm.timer_slop = xen.map(|xen| xen.timer_slop);
+            if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Pv) {
+                vm.events = Some(OpenLock::new(Kind::TestAndSet, world.shared.lines.add()));
+                vm.flush_call = Some(xen.hypercall + xen.tlb_flush_all);
+            }
             if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Hvm) {
                 let intercept = world.prices.vm_exit + xen.port_io + world.prices.vm_entry;
                 let prices = PmTimerPrices { intercept, update: xen.pmt_update, read: xen.pmt_read };
@@ -242,6 +262,7 @@ impl World {
             condvars: self.condvars.len() as u32,
             timers: self.timers.len() as u32,
             cpus: self.cpu_sets.len() as u32,
+            buffers: self.buffers.len() as u32,
         };
         let own = |cpus: Option<CpuSet>| cpus.map_or_else(|| used.clone().collect(), |cpus| of_vm(used, &cpus));
         for thread in &program.threads {
@@ -259,6 +280,8 @@ impl World {
         self.barriers.extend(program.barriers.iter().map(|spec| Barrier::new(spec.parties, base.locks + spec.mutex)));
         self.condvars.resize(self.condvars.len() + program.condvars, Condvar::default());
         self.timers.extend(program.timers);
+        self.buffers.extend(program.buffers);
+        self.heaps.resize(self.threads.len(), Heap::default());
         self.cpu_sets.extend(program.cpus.into_iter().map(own));
         self.conditions.extend(program.permits.iter().map(|&permits| Condition::new(permits)));
     }
@@ -304,7 +327,7 @@ impl World {
                 let exception = self.vm(index).wake_signal == WakeSignal::Exception && self.is_awake(index);
                 self.interrupt(index, if exception { reason::EXCEPTION } else { reason::RESCHEDULE });
             }
-            kind::FLUSH => self.interrupt(index, reason::FLUSH),
+            kind::FLUSH => self.flush_arrives(index),
             kind::TICK => self.tick_due(index),
             kind::NOTICE => self.notice(index),
             kind::PULL => self.pull_due(index),
@@ -331,6 +354,7 @@ impl World {
                 self.charge(c);
                 self.fetch(c);
             }
+            VcpuState::Masked => self.masked_over(c),
             VcpuState::Interrupt => self.interrupts_handled(c),
             VcpuState::Switching => self.switched(c),
             VcpuState::Refilling => self.resume_or_interrupt(c),
@@ -471,6 +495,7 @@ impl World {
         vm.conditions.clone().for_each(|condition| self.conditions[condition].restart());
         for t in threads.clone() {
             self.threads[t].restart(now);
+            self.heaps[t] = Heap::default();
             self.pinned[t] = pinned[t - threads.start];
             self.allow(t as u32, &active);
             let target = self.first_vcpu(t);

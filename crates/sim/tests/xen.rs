@@ -161,3 +161,25 @@ fn a_decision_that_nobody_pays_for_is_booked_to_nobody() {
     let out_of_c1 = ["sim.cpu.c1-exit", "sim.vmm.host-interrupt", "sim.vmm.host-idle-exit"].map(price_ns);
     assert_eq!(outcome.books[0][Account::HaltWake as usize] as f64, 1000.0 * out_of_c1.iter().sum::<f64>());
 }
+
+/// Threads whose heaps grow all the time, so that each waits for the others' changes of the address space.
+fn growing() -> Workload {
+    workload(
+        r#"{"name": "growing", "groups": [{"name": "all", "count": "threads", "phases": [
+        {"loop": {"times": 200, "phases": [{"allocate": {"bytes": 4080}}, {"run": {"ns": 20000}}]}}]}]}"#,
+    )
+}
+
+#[test]
+fn who_wakes_others_holds_them_up_and_on_pv_the_vmms_lock_does() {
+    let native = run(&growing(), Environment::Native, 32, &[]);
+    assert!(native.counters.shootdowns > 0 && native.counters.wakeups > 1_000);
+    let took =
+        |outcome: &Outcome, account: Account| outcome.books.iter().map(|book| book[account as usize]).sum::<u64>();
+    assert!(took(&native, Account::Spin) > 0, "threads spin for the semaphore's lock while its holder wakes others");
+    let pv = run(&growing(), Environment::Pv, 32, &[]);
+    assert!(took(&pv, Account::VmmLock) > took(&native, Account::VmmLock), "events are sent under one lock");
+    assert!(pv.wall_ps > native.wall_ps);
+    let idle = run(&growing(), Environment::Pv, 32, &[Remedy::Idle]);
+    assert!(idle.wall_ps < pv.wall_ps, "a vCPU that does not block need not be woken by the VMM");
+}

@@ -5,12 +5,15 @@
 //! `smp_invalidate_interrupt` and `leave_mm`). A yielding thread is another process: its vCPU has left.
 //! The interrupts are sent with one write for each target on machines of more than 8 CPUs, whose APICs are in physical
 //! mode (arch/x86/kernel/apic/apic_flat_64.c, `physflat_send_IPI_mask`), and with one write otherwise.
+//! A PV guest asks Xen for it (MMUEXT_TLB_FLUSH_MULTI), which interrupts the pCPUs itself; its lock for that, `flush_lock`, is
+//! left out, since only one VM's shootdowns of one process contend for it here.
 //!
 //! All threads of a workload are one process, and its mm mutex is held, so that at most one shootdown is under way.
 
 use super::thread::{Mode, Step};
 use crate::engine::Ps;
 use crate::guest::vcpu::VcpuState;
+use crate::machine::interrupt::reason;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::Account;
 
@@ -27,10 +30,14 @@ impl World {
         vm.flusher = self.vcpus[c].current;
         vm.flushes_left = targets.len() as u32;
         vm.counters.shootdowns += u64::from(!targets.is_empty());
+        let by_vmm = vm.flush_call;
         self.drop_translations(c);
-        let mut price = self.prices.tlb_flush;
+        let mut price = self.prices.tlb_flush + by_vmm.unwrap_or(0);
         for (index, target) in targets.iter().enumerate() {
-            price += self.flush_send_price(index, target);
+            price += match by_vmm {
+                Some(_) => self.prices.ipi_send,
+                None => self.flush_send_price(index, target),
+            };
             let arrives = self.now + price + self.prices.ipi_delivery;
             self.queue.schedule(slot_of(target, kind::FLUSH), arrives);
         }
@@ -48,6 +55,26 @@ impl World {
         let exit = if writes { self.prices.vm_exit + self.prices.vm_entry } else { 0 };
         let suspended = self.vcpus[target].state == VcpuState::Halted;
         exit + self.prices.ipi_emulation + if suspended { self.prices.wake_vcpu } else { 0 }
+    }
+
+    /// A shootdown's interrupt comes to a vCPU. A VMM that was asked for the shootdown interrupts its own pCPUs, and drops the
+    /// translations of a vCPU there without the guest's help; one that is off its pCPU is not woken.
+    pub(crate) fn flush_arrives(&mut self, c: usize) {
+        let vcpu = &self.vcpus[c];
+        let runs_guest_code = !vcpu.is_stopped()
+            && matches!(
+                vcpu.state,
+                VcpuState::Thread
+                    | VcpuState::Spinning
+                    | VcpuState::AwaitingAcks
+                    | VcpuState::Polling
+                    | VcpuState::Yielding
+            );
+        if self.vm(c).flush_call.is_none() || (runs_guest_code && !vcpu.in_call) {
+            self.interrupt(c, reason::FLUSH);
+        } else {
+            self.acknowledge_flush(c);
+        }
     }
 
     /// The interrupts have been sent; the thread waits until every target has dropped its translations.
@@ -72,7 +99,7 @@ impl World {
     pub(crate) fn acknowledge_flush(&mut self, c: usize) {
         self.drop_translations(c);
         let vm = &mut self.vms[self.vcpus[c].vm as usize];
-        if self.vcpus[c].current == NONE {
+        if self.vcpus[c].current == NONE && vm.flush_call.is_none() {
             vm.in_mm.remove(c);
         }
         vm.flushes_left -= 1;

@@ -1,7 +1,9 @@
 //! The guest's kernel (or, on the machine itself, the kernel): threads, run queues, idle, synchronization, memory.
 
+pub mod heap;
 pub mod idle;
 pub mod kernel;
+pub mod masked;
 pub mod memory;
 pub mod sched;
 pub mod sync;

@@ -6,15 +6,17 @@
 //! mm semaphore (page faults) that wait next to each other are woken together. Sources:
 //! Drepper, Futexes Are Tricky, section 5; glibc 2.15 nptl; Linux 3.2 lib/rwsem.c.
 
+use super::masked::OpenLock;
 use super::thread::{After, List, Mode, Source, Step, WaitFor};
 use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
-use crate::machine::spinlock::{Kind, SpinLock};
+use crate::machine::spinlock::Kind;
 use crate::machine::walk::Walk;
 use crate::vmm::pcpu::RunState;
+use crate::workload::program::Op;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::study::{Placement, RemoteWake, WakeSignal};
 use muster_model::workload;
@@ -44,7 +46,7 @@ pub struct Lock {
     /// Threads that are blocked, in order of arrival.
     blocked: List,
     /// The spin lock that a semaphore's count lies under, once it was used.
-    count: Option<SpinLock>,
+    pub(crate) count: Option<OpenLock>,
 }
 
 /// What is done under a semaphore's own spin lock, a handful of instructions: assumed.
@@ -144,16 +146,35 @@ impl World {
 
     /// The core's thread is about to change a semaphore's count, under the spin lock that this lies under.
     pub(crate) fn count(&mut self, c: usize, l: u32) {
+        if self.waits_for_count(c, l) {
+            return;
+        }
+        let wakes = self.will_wake(c, l);
         let pcpu = self.vcpus[c].pcpu as usize;
         let mut walk = Walk::new(pcpu, Cause::Guest, self.now);
         let lines = &mut self.shared.lines;
-        let count = self.locks[l as usize].count.get_or_insert_with(|| SpinLock::new(Kind::Ticket, lines.add()));
-        walk.acquire(count, lines);
+        let count = self.locks[l as usize].count.get_or_insert_with(|| OpenLock::new(Kind::Ticket, lines.add()));
+        walk.acquire(&mut count.lock, lines);
         walk.at += UNDER_COUNT;
-        walk.release(count, lines);
+        if !wakes {
+            walk.release(&mut count.lock, lines);
+        }
         self.kernel_spin += walk.waited;
         self.in_kernel(c, walk.at - self.now, Step::Fetch);
         self.ledgers.divide(c, pcpu, &walk.parts);
+    }
+
+    /// Whether the core's thread is about to give back a semaphore that others wait for. It wakes them before it releases
+    /// the semaphore's own lock (lib/rwsem-spinlock.c, `__rwsem_do_wake`).
+    fn will_wake(&self, c: usize, l: u32) -> bool {
+        let lock = &self.locks[l as usize];
+        let pc = self.threads[self.vcpus[c].current as usize].pc;
+        !lock.blocked.is_empty()
+            && match self.ops[pc as usize] {
+                Op::Release(of) => of == l,
+                Op::Unshare(of) => of == l && lock.readers == 1,
+                _ => false,
+            }
     }
 
     /// The fast path: takes a free lock.
@@ -182,15 +203,22 @@ impl World {
     pub(crate) fn release_shared(&mut self, c: usize, t: u32, l: u32) -> bool {
         let lock = &mut self.locks[l as usize];
         lock.readers -= 1;
-        lock.readers == 0 && self.hand_over(c, t, l, Step::Fetch)
+        let last = lock.readers == 0;
+        let takes_time = last && self.hand_over(c, t, l, Step::Fetch);
+        if !takes_time {
+            self.release_count(l);
+        }
+        takes_time
     }
 
     /// A kernel lock goes to the first waiter, or to all readers that wait in front of the next writer.
     fn hand_over(&mut self, c: usize, t: u32, l: u32, then: Step) -> bool {
         if self.locks[l as usize].blocked.is_empty() {
             self.locks[l as usize].word = Word::Free;
+            self.release_count(l);
             return false;
         }
+        self.threads[t as usize].counts = l;
         loop {
             let first = self.locks[l as usize].blocked.first();
             if first == NONE {
@@ -566,7 +594,13 @@ impl World {
         match self.threads[t as usize].then {
             Step::Block(WaitFor::Broadcast(b)) => self.wait_for_broadcast(c, t, b),
             Step::Block(WaitFor::Condvar(v)) => self.wait_for_signal(c, t, v),
-            _ => self.fetch(c),
+            _ => {
+                let counts = std::mem::replace(&mut self.threads[t as usize].counts, NONE);
+                if counts != NONE {
+                    self.release_count(counts);
+                }
+                self.fetch(c)
+            }
         }
     }
 
@@ -682,6 +716,15 @@ impl World {
 
     /// The register write is done: an IPI to a suspended vCPU makes the VMM wake it first.
     pub(crate) fn ipi_written(&mut self, c: usize, target: usize) {
+        if self.vm(c).events.is_some() {
+            self.lock_events(c, target as u32);
+        } else {
+            self.notify(c, target);
+        }
+    }
+
+    /// The VMM passes an interrupt on, waking the vCPU first if that is suspended.
+    pub(crate) fn notify(&mut self, c: usize, target: usize) {
         if self.virtualized && self.vcpus[target].state == VcpuState::Halted {
             let price = self.prices.wake_vcpu;
             self.stretch(c, price, Account::VmmScheduler, true, Step::VcpuWoken(target as u32));
@@ -696,7 +739,8 @@ impl World {
         let decision = self.deliver(c, target);
         if self.virtualized {
             let price = decision.time + self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
-            self.stretch(c, price, Account::Ipi, true, Step::WakeNext);
+            let step = if self.vm(c).events.is_some() { Step::EventSent } else { Step::WakeNext };
+            self.stretch(c, price, Account::Ipi, true, step);
             self.divide_pcpu(self.vcpus[c].pcpu as usize, &decision.parts);
         } else {
             let t = self.vcpus[c].current;

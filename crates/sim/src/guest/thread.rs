@@ -128,6 +128,12 @@ pub enum Step {
     Wake,
     /// The write to the interrupt command register has been emulated, or done.
     IpiWritten(u32),
+    /// The VMM has the lock of the VM's event channels, to notify the target.
+    EventsLocked(u32),
+    /// The event has been sent.
+    EventSent,
+    /// A semaphore's count is to be changed.
+    Count(u32),
     /// The VMM has made the target's vCPU runnable.
     VcpuWoken(u32),
     /// Back in the guest (or past the register write): the next thread to wake.
@@ -225,6 +231,8 @@ pub struct Thread {
     pub origin: Ps,
     /// The condition variable has been signalled while it was on its way to blocking.
     pub signalled: bool,
+    /// The semaphore whose own lock it holds while it wakes others, or [`NONE`].
+    pub counts: u32,
 }
 
 impl Thread {
@@ -259,6 +267,7 @@ impl Thread {
             begun: 0,
             origin: 0,
             signalled: false,
+            counts: NONE,
         }
     }
 
@@ -315,6 +324,9 @@ impl World {
             Step::Collect(source) => self.collect(c, t, source),
             Step::Wake => self.wake_one(c, t),
             Step::IpiWritten(target) => self.ipi_written(c, target as usize),
+            Step::EventsLocked(target) => self.notify(c, target as usize),
+            Step::EventSent => self.unlock_events(c),
+            Step::Count(lock) => self.count(c, lock),
             Step::VcpuWoken(target) => self.send_reschedule(c, target as usize),
             Step::WakeNext => self.wake_next(c, t),
             Step::Sleep(duration) => {
@@ -437,6 +449,21 @@ impl World {
                     let price = self.prices.syscall + self.prices.block;
                     return self.in_kernel(c, price, Step::Sleep(duration));
                 }
+                Op::Fill { buffer, bytes, past } => {
+                    let spec = &self.buffers[buffer as usize];
+                    if !self.heaps[t].fill(buffer as usize, spec, u64::from(bytes)) {
+                        self.threads[t].pc = past;
+                    }
+                }
+                Op::Grow { buffer, depth, past } => match self.heaps[t].next_piece(buffer as usize) {
+                    Some(pages) => self.loops[t * LOOP_DEPTH + depth as usize] = pages as u32,
+                    None => self.threads[t].pc = past,
+                },
+                Op::Allocate { bytes, depth, past } => match self.heaps[t].allocate(u64::from(bytes)) {
+                    0 => self.threads[t].pc = past,
+                    pages => self.loops[t * LOOP_DEPTH + depth as usize] = pages as u32,
+                },
+                Op::Jump { to } => self.threads[t].pc = to,
                 Op::Exit => return self.exit(c),
             }
         }

@@ -16,6 +16,8 @@ pub enum VcpuState {
     Spinning,
     /// Its thread waits for other vCPUs to drop translations.
     AwaitingAcks,
+    /// Its thread spins, interrupts off, for a lock that is held over events.
+    Masked,
     /// Handles interrupts.
     Interrupt,
     /// Switches to its thread, or to the yielding thread when it has none.
@@ -95,6 +97,8 @@ pub struct Vcpu {
     pub left: Option<Ps>,
     /// The account that its time then goes to again.
     pub account: Account,
+    /// It is in a call of the VMM's that is not interrupted there.
+    pub in_call: bool,
 }
 
 impl Vcpu {
@@ -126,6 +130,7 @@ impl Vcpu {
             stopped_at: Ps::MAX,
             left: None,
             account: Account::Idle,
+            in_call: false,
         }
     }
 
@@ -142,6 +147,6 @@ impl Vcpu {
 
     /// Whether it runs a thread of the program, or would if it were not stopped.
     pub(crate) fn runs_a_thread(&self) -> bool {
-        matches!(self.state, VcpuState::Thread | VcpuState::Spinning | VcpuState::AwaitingAcks)
+        matches!(self.state, VcpuState::Thread | VcpuState::Spinning | VcpuState::AwaitingAcks | VcpuState::Masked)
     }
 }

@@ -3,6 +3,7 @@
 //! a VM's are next to each other, and sets of vCPUs are sets over all of them.
 
 use super::kernel::Kernel;
+use super::masked::OpenLock;
 use crate::engine::Ps;
 use crate::remedy::Daemon;
 use crate::vmm::pm_timer::PmTimer;
@@ -90,6 +91,10 @@ pub struct Vm {
     pub(crate) timer_slop: Option<Ps>,
     /// Its clock, where reading that takes the VMM.
     pub(crate) pm_timer: Option<PmTimer>,
+    /// The VMM's lock of its event channels, where it sends events in place of IPIs.
+    pub(crate) events: Option<OpenLock>,
+    /// What the VMM takes to begin a shootdown for it, where it asks the VMM for that.
+    pub(crate) flush_call: Option<Ps>,
     pub(crate) idle_kind: IdleKind,
     pub(crate) haltpoll: HaltPollConfig,
     pub(crate) remote_wake: RemoteWake,
@@ -145,6 +150,8 @@ impl Vm {
             kernel: Kernel::of(experiment),
             timer_slop: None,
             pm_timer: None,
+            events: None,
+            flush_call: None,
             conditions,
             timers: 0..0,
             pinned: Vec::new(),

@@ -25,7 +25,7 @@ impl World {
     /// An interrupt arrives at vCPU `c`; one that is stopped sees it when it goes on.
     pub(crate) fn interrupt(&mut self, c: usize, bits: u8) {
         self.vcpus[c].pending |= bits;
-        if self.vcpus[c].is_stopped() {
+        if self.vcpus[c].is_stopped() || self.vcpus[c].in_call {
             return;
         }
         match self.vcpus[c].state {
@@ -39,7 +39,8 @@ impl World {
             }
             VcpuState::Halted | VcpuState::Mwait => self.leave_halt(c),
             // Interrupts are off; the end of what the vCPU does looks at `pending`.
-            VcpuState::Interrupt
+            VcpuState::Masked
+            | VcpuState::Interrupt
             | VcpuState::Switching
             | VcpuState::Refilling
             | VcpuState::EnteringIdle
@@ -70,11 +71,16 @@ impl World {
 
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {
         let prices = &self.prices;
+        let flushed_by_vmm = self.vm(c).flush_call.is_some();
         let mut total = 0;
         let mut first = entering;
         let mut exits = 0;
         for bit in [reason::RESCHEDULE, reason::FLUSH, reason::TICK, reason::TIMER] {
             if bits & bit == 0 {
+                continue;
+            }
+            if bit == reason::FLUSH && flushed_by_vmm {
+                total += prices.host_interrupt + prices.tlb_flush;
                 continue;
             }
             total += prices.interrupt;

@@ -48,6 +48,8 @@ pub struct Lines {
     price: ByDistance,
     /// From memory, when nobody holds the line.
     memory: Ps,
+    /// Each further copy when many read a line at once.
+    copy: Ps,
     /// By CPU, itself and all CPUs up to a distance: core, LLC, node.
     within: Vec<[CpuSet; 3]>,
     misses: [u64; Cause::ALL.len()],
@@ -57,13 +59,14 @@ pub struct Lines {
 const RINGS: [Distance; 3] = [Distance::SmtSibling, Distance::SameLlc, Distance::OtherLlc];
 
 impl Lines {
-    /// No lines, on the first `cpus` CPUs of a machine. `price` is for a line that moves from a CPU, `memory` from memory.
-    pub fn new(topology: &Topology, cpus: usize, price: ByDistance, memory: Ps) -> Self {
+    /// No lines, on the first `cpus` CPUs of a machine. `price` is for a line that moves from a CPU, `memory` from memory,
+    /// `copy` for each further copy when many read it at once.
+    pub fn new(topology: &Topology, cpus: usize, price: ByDistance, memory: Ps, copy: Ps) -> Self {
         let up_to = |cpu: usize, ring: Distance| {
             (0..cpus).filter(|&other| topology.distance(cpu, other).is_some_and(|far| far <= ring)).collect()
         };
         let within = (0..cpus).map(|cpu| RINGS.map(|ring| up_to(cpu, ring))).collect();
-        Self { lines: Vec::new(), price, memory, within, misses: [0; Cause::ALL.len()] }
+        Self { lines: Vec::new(), price, memory, copy, within, misses: [0; Cause::ALL.len()] }
     }
 
     /// A line that nobody holds.
@@ -115,6 +118,11 @@ impl Lines {
             return 0;
         }
         self.price[ring(|within| within.contains(from), &self.within[to])]
+    }
+
+    /// How long each further copy takes when many read a line at once.
+    pub fn copy(&self) -> Ps {
+        self.copy
     }
 
     /// How often a line had to move, by cause (in the order of [`Cause::ALL`]).
@@ -169,7 +177,7 @@ mod tests {
     /// Two sockets, two LLCs each, two cores each, two threads each.
     fn lines() -> (Lines, LineId) {
         let topology = Topology::regular(2, 2, 2, 2).unwrap();
-        let mut lines = Lines::new(&topology, CPUS, PRICE, MEMORY);
+        let mut lines = Lines::new(&topology, CPUS, PRICE, MEMORY, 20);
         let line = lines.add();
         (lines, line)
     }

@@ -20,16 +20,16 @@ macro_rules! prices {
             /// What a fault costs on its way to the guest's kernel and back beyond an exception's own price: nothing but
             /// where a VMM passes it on.
             pub fault_entry: Ps,
+            /// What sending an event between vCPUs takes under the VMM's lock; nothing but on PV.
+            pub event_send: Ps,
+            /// Each further copy of a cache line when many read it at once.
+            pub line_copy: Ps,
             /// fork(2) of a small process.
             pub fork: Ps,
-            /// Moving one page's entry to another place in a remap.
-            pub remap_page: Ps,
         }
 
         /// What fork takes where the profile does not say: assumed.
         const FORK_NS: f64 = 60_000.0;
-        /// The same of moving a page's entry: assumed.
-        const REMAP_PAGE_NS: f64 = 60.0;
 
         impl Prices {
             /// The names of all prices, for documents and tests.
@@ -53,8 +53,12 @@ macro_rules! prices {
                     wake_lines: by_distance("sim.cpu.wake-lines")?,
                     refill: by_distance("sim.cpu.refill")?,
                     fault_entry: 0,
+                    event_send: 0,
+                    line_copy: from_ns(match profile.price_ns("sim.cpu.line-copy") {
+                        Some(ns) => ns,
+                        None => profile.require_ns("sim.cpu.cache-line.other-node")?,
+                    }),
                     fork: from_ns(profile.price_ns("sim.kernel.fork").unwrap_or(FORK_NS)),
-                    remap_page: from_ns(profile.price_ns("sim.kernel.remap-page").unwrap_or(REMAP_PAGE_NS)),
                 })
             }
 
@@ -193,6 +197,8 @@ xen_prices! {
     event_send = "sim.xen.event-send",
     /// An event's upcall into a PV guest.
     event_upcall = "sim.xen.event-upcall",
+    /// What the VMM takes to begin a shootdown for a PV guest, besides interrupts and waiting.
+    tlb_flush_all = "sim.xen.tlb-flush-all",
     /// Setting a PV guest's timer.
     set_timer = "sim.xen.set-timer",
     /// By how much timers may be late, to be served together (xen/common/timer.c).
@@ -258,11 +264,11 @@ impl Prices {
             map: self.map + xen.hypercall,
             unmap: self.unmap + xen.hypercall,
             unmap_page: self.unmap_page + xen.mmu_update,
-            remap_page: self.remap_page + 2 * xen.mmu_update,
             exception: self.exception + fault,
             vm_exit: 0,
             vm_entry: 0,
-            ipi_emulation: xen.hypercall + xen.event_send,
+            ipi_emulation: xen.hypercall,
+            event_send: xen.event_send,
             inject: xen.event_upcall,
             eoi: xen.iret,
             timer_emulation: xen.hypercall + xen.set_timer,

@@ -1,7 +1,8 @@
 //! Spin locks that are held for a moment with interrupts off: the VMM's, and those inside a guest kernel's semaphores.
 //!
 //! Who waits reads the lock word in its own cache. A release takes the word away from all who wait, and each reads it again,
-//! one after the other.
+//! one after the other: copies of one line are handed out at the pace of its home (`sim.cpu.line-copy`), while to write it, it
+//! has to come from its owner.
 //!
 //! - *Test-and-test-and-set*, as Xen's until 4.4 (xen/common/spinlock.c): whoever sees it free tries to take it, which takes
 //!   it away from all others once more. A hand-over among `k` waiting CPUs moves the line 2k times and more, and holds up the
@@ -16,6 +17,9 @@
 //! Code that holds such a lock is not interrupted, so that the whole of it can be reckoned when it begins: who takes the lock
 //! learns when it will have it, and the others queue behind. They are served in order of arrival; with test-and-set the
 //! order is chance. A vCPU that is preempted meanwhile gives the lock back in time all the same.
+//!
+//! Some hold such a lock for longer, while they wake others. Then it stays open until they release it, and whoever asks
+//! meanwhile waits for that (`guest::masked`).
 
 use crate::engine::Ps;
 use crate::machine::lines::{Cause, LineId, Lines};
@@ -68,21 +72,38 @@ impl SpinLock {
         has_it
     }
 
+    /// `cpu`, which has waited for a lock that was held over events ([`Self::is_open`]), takes it now that it has been
+    /// released, with `others` behind it; when it has it.
+    pub fn take_over(&mut self, lines: &mut Lines, cpu: usize, others: usize, cause: Cause) -> Ps {
+        debug_assert!(!self.is_open, "a lock is released before the next CPU's turn");
+        self.is_open = true;
+        let has_it = self.queue(lines, cpu, self.free_at, others as Ps, cause);
+        self.gets.push_back(has_it);
+        self.last = cpu;
+        has_it
+    }
+
+    /// Whether somebody has it who has not said until when: who asks now has to wait for the release.
+    pub fn is_open(&self) -> bool {
+        self.is_open
+    }
+
     /// `cpu` comes behind `others` that wait; when it has the lock.
     fn queue(&mut self, lines: &mut Lines, cpu: usize, at: Ps, others: Ps, cause: Cause) -> Ps {
         let line = lines.price(self.last, cpu);
         let has_it = match self.kind {
             Kind::TestAndSet => {
-                // Its own second look, and those of the others in front of its attempt; then the attempts of all others.
-                lines.add_misses(cause, 2 + 2 * others);
-                let has_it = self.free_at + (others + 2) * line;
-                self.storm_until = has_it + 2 * others * line;
+                // Its own look and attempt, the others' looks in between; then their attempts in vain, each of which takes the
+                // line away, and looks again.
+                lines.add_misses(cause, 2 + 3 * others);
+                let has_it = self.free_at + 2 * line + others * lines.copy();
+                self.storm_until = has_it + others * (line + lines.copy());
                 has_it
             }
             Kind::Ticket => {
                 // It draws its ticket; the release; its own look and, of the others', half.
                 lines.add_misses(cause, 3 + others);
-                self.free_at.max(at + line) + line + (others + 2) * line / 2
+                self.free_at.max(at + line) + 2 * line + others * lines.copy() / 2
             }
         };
         lines.hand_over(self.line, cpu, has_it);
@@ -141,7 +162,7 @@ mod tests {
 
     fn machine(kind: Kind, cpus: usize) -> (Lines, SpinLock) {
         let topology = Topology::regular(1, 1, cpus as u32, 1).unwrap();
-        let mut lines = Lines::new(&topology, cpus, [0, LINE, LINE, LINE, LINE], LINE);
+        let mut lines = Lines::new(&topology, cpus, [0, LINE, LINE, LINE, LINE], LINE, LINE);
         let lock = SpinLock::new(kind, lines.add());
         (lines, lock)
     }

@@ -35,7 +35,8 @@ impl Prices {
         let call = self.syscall + self.futex_wake + self.wake_up;
         let switch = self.context_switch + if virtualized { self.guest_switch } else { 0 } + self.return_from_wait;
         let interrupt = self.interrupt + if virtualized { self.kick() + self.end_of_interrupt() } else { 0 };
-        let send = self.ipi_delivery + if virtualized { self.vm_exit + self.ipi_emulation } else { self.ipi_send };
+        let send = self.ipi_delivery
+            + if virtualized { self.vm_exit + self.ipi_emulation + self.event_send } else { self.ipi_send };
         let there = call + send + interrupt + switch + self.wake_lines[near];
         let awake = there + if virtualized { self.kick_delivery } else { 0 };
         let host = self.wake_vcpu + self.host_idle_exit + self.schedule_in + self.unblock + self.timer_write();
@@ -53,7 +54,8 @@ impl Prices {
         let ns = |ps: Ps| ps as f64 / 1e3;
         let near = muster_model::Distance::SameLlc as usize;
         let call = self.syscall + self.futex_wake + self.wake_up;
-        let exit = self.vm_exit + self.ipi_emulation + self.wake_vcpu + self.vm_entry + self.after_send;
+        let exit =
+            self.vm_exit + self.ipi_emulation + self.event_send + self.wake_vcpu + self.vm_entry + self.after_send;
         let send = if virtualized { exit } else { self.ipi_send };
         muster_policy::record::Overheads {
             wake_halted_ns: ns(call + send),

@@ -203,6 +203,10 @@ impl World {
 
     fn leave_guest(&mut self, p: usize) {
         let c = self.pcpus[p].current as usize;
+        if self.vcpus[c].in_call {
+            // It looks again at the end of the call.
+            return;
+        }
         let wakes = match self.vcpus[c].state {
             // It is in the VMM on its own behalf, which looks again when it is done.
             VcpuState::Suspending | VcpuState::SchedulingIn => return,

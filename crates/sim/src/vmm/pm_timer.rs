@@ -26,6 +26,8 @@ pub struct PmTimerPrices {
 pub struct PmTimer {
     lock: SpinLock,
     time: LineId,
+    /// The VM's platform time, under a lock of its own in the same line (xen/arch/x86/hvm/vpt.c, `hvm_get_guest_time`).
+    platform_time: LineId,
     tries_lock: bool,
     prices: PmTimerPrices,
     /// Time in `handle_pmt_io`, over all vCPUs.
@@ -40,6 +42,7 @@ impl PmTimer {
         Self {
             lock: SpinLock::new(Kind::TestAndSet, lines.add()),
             time: lines.add(),
+            platform_time: lines.add(),
             tries_lock,
             prices,
             spent: 0,
@@ -79,6 +82,7 @@ impl PmTimer {
 
     fn update_locked(&mut self, lines: &mut Lines, walk: &mut Walk) {
         walk.write(self.time, lines);
+        walk.write(self.platform_time, lines);
         walk.wait(walk.at + self.prices.update, Account::ClockEmulation);
         walk.release(&mut self.lock, lines);
     }
@@ -96,7 +100,7 @@ mod tests {
     /// The mean time of a read when `cpus` of 48 CPUs read at once, as at a tick, a hundred times.
     fn read_ps(cpus: usize, tries_lock: bool) -> Ps {
         let topology = Topology::regular(8, 1, 6, 1).unwrap();
-        let mut lines = Lines::new(&topology, 48, [0, 0, 47_000, 226_000, 226_000], 113_000);
+        let mut lines = Lines::new(&topology, 48, [0, 0, 47_000, 226_000, 226_000], 113_000, 90_000);
         let mut timer = PmTimer::new(&mut lines, PRICES, tries_lock);
         let mut took = 0;
         for tick in 1..=100 {

@@ -44,6 +44,7 @@ impl World {
             | VcpuState::Polling
             | VcpuState::Yielding
             | VcpuState::Mwait => self.handle_interrupts(c, true),
+            VcpuState::Masked => self.spin_masked_on(c, account, left),
             // Interrupts are off; the end of what it does looks at `pending`.
             _ => self.busy(c, state, account, left.expect("only these states have no end")),
         }

@@ -31,9 +31,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The objects of a machine with so many pCPUs and vCPUs. Lines move at `price`, and come from memory at `memory`.
-    pub fn new(topology: &Topology, pcpus: usize, vcpus: usize, price: ByDistance, memory: Ps) -> Self {
-        let mut lines = Lines::new(topology, pcpus, price, memory);
+    /// The objects of a machine with so many pCPUs and vCPUs. Lines move at `price`, come from memory at `memory`, and are copied
+    /// for many at `copy` each.
+    pub fn new(topology: &Topology, pcpus: usize, vcpus: usize, price: ByDistance, memory: Ps, copy: Ps) -> Self {
+        let mut lines = Lines::new(topology, pcpus, price, memory, copy);
         Self {
             schedule_locks: (0..pcpus).map(|_| SpinLock::new(Kind::TestAndSet, lines.add())).collect(),
             queues: (0..pcpus).map(|_| lines.add()).collect(),
@@ -93,7 +94,7 @@ mod tests {
     fn shared() -> (Shared, Topology) {
         let topology = Topology::regular(8, 1, 6, 1).unwrap();
         let price = [0, 0, 50_000, 50_000, 200_000];
-        (Shared::new(&topology, PCPUS, PCPUS, price, 120_000), topology)
+        (Shared::new(&topology, PCPUS, PCPUS, price, 120_000, 90_000), topology)
     }
 
     /// What a block and a wake of one of 32 pinned vCPUs, the others running, take per turn, and all misses.

@@ -99,6 +99,39 @@ pub enum Op {
         /// First operation of the body.
         to: u32,
     },
+    /// Adds to the thread's buffers of a kind; on to `past` while they are not full.
+    Fill {
+        /// Kind of buffer.
+        buffer: u32,
+        /// How many bytes come into each.
+        bytes: u32,
+        /// Where it goes on then.
+        past: u32,
+    },
+    /// Allocates what these buffers lack until the heap has to grow, by so many pages, which a loop of this depth
+    /// touches; on to `past` when they lack nothing.
+    Grow {
+        /// Kind of buffer.
+        buffer: u32,
+        /// Nesting depth.
+        depth: u8,
+        /// Where it goes on then.
+        past: u32,
+    },
+    /// Allocates; on to `past` unless the heap has to grow, as above.
+    Allocate {
+        /// How many bytes.
+        bytes: u32,
+        /// Nesting depth.
+        depth: u8,
+        /// Where it goes on then.
+        past: u32,
+    },
+    /// Goes on elsewhere.
+    Jump {
+        /// Where.
+        to: u32,
+    },
     /// The thread ends.
     Exit,
 }
@@ -122,6 +155,8 @@ pub struct Base {
     pub timers: u32,
     /// Its first set of CPUs.
     pub cpus: u32,
+    /// Its first kind of buffer.
+    pub buffers: u32,
 }
 
 impl Op {
@@ -146,6 +181,14 @@ impl Op {
             Self::Signal { condvar, all } => Self::Signal { condvar: condvar + base.condvars, all },
             Self::Again { depth, to } => Self::Again { depth, to: to + base.ops },
             Self::Forever { depth, to } => Self::Forever { depth, to: to + base.ops },
+            Self::Fill { buffer, bytes, past } => {
+                Self::Fill { buffer: buffer + base.buffers, bytes, past: past + base.ops }
+            }
+            Self::Grow { buffer, depth, past } => {
+                Self::Grow { buffer: buffer + base.buffers, depth, past: past + base.ops }
+            }
+            Self::Allocate { bytes, depth, past } => Self::Allocate { bytes, depth, past: past + base.ops },
+            Self::Jump { to } => Self::Jump { to: to + base.ops },
             Self::Kernel(_) | Self::Enter(_) | Self::Clock(_) | Self::Shootdown | Self::Loop { .. } | Self::Exit => {
                 self
             }
@@ -195,6 +238,8 @@ pub struct Program {
     pub timers: Vec<Timer>,
     /// CPUs that operations name; all when absent.
     pub cpus: Vec<Option<CpuSet>>,
+    /// Kinds of buffers, as large at the start as the remedies in force have them.
+    pub buffers: Vec<Buffer>,
     /// When it is ended from outside.
     pub ends: Option<Ps>,
 }
@@ -203,8 +248,6 @@ struct Compiler<'a> {
     workload: &'a Workload,
     prices: &'a Prices,
     kernel: &'a Kernel,
-    /// The remedy `itlb` is in force.
-    larger_buffers: bool,
     threads: u32,
     group_count: u32,
     scale: f64,
@@ -235,6 +278,10 @@ pub fn compile(
     let barriers = workload.barriers.keys().zip(mutexes);
     let barriers =
         barriers.map(|(name, mutex)| BarrierSpec { parties: parties(workload, name, threads), mutex }).collect();
+    let start = |buffer: Buffer| match larger_buffers {
+        true => Buffer { initial_bytes: buffer.larger_bytes, ..buffer },
+        false => buffer,
+    };
     let permits = workload.conditions.values().map(|condition| condition.permits).collect();
     let program = Program {
         ops: Vec::new(),
@@ -246,20 +293,11 @@ pub fn compile(
         condvars: workload.condvars.len(),
         timers: workload.timers.values().copied().collect(),
         cpus: Vec::new(),
+        buffers: workload.buffers.values().map(|&buffer| start(buffer)).collect(),
         ends: workload.duration_ns.map(|ns| from_ns(ns as f64 * scale).max(1)),
     };
-    let mut compiler = Compiler {
-        workload,
-        prices,
-        kernel,
-        larger_buffers,
-        threads,
-        group_count: 0,
-        scale,
-        depth: 0,
-        in_child: false,
-        program,
-    };
+    let mut compiler =
+        Compiler { workload, prices, kernel, threads, group_count: 0, scale, depth: 0, in_child: false, program };
     for group in &workload.groups {
         compiler.group_count = group.count.resolve(compiler.threads);
         let start = compiler.program.ops.len() as u32;
@@ -344,7 +382,8 @@ impl Compiler<'_> {
                 self.emit(Op::Signal { condvar: index(self.workload.condvars.iter(), condvar), all: *all });
             }
             Phase::TouchMemory { pages } => self.touch(*pages, place)?,
-            Phase::Fill { buffer, pages } => self.fill(self.workload.buffers[buffer], *pages, place)?,
+            Phase::Fill { buffer, bytes } => self.fill(buffer, clamp(*bytes), place)?,
+            Phase::Allocate { bytes } => self.allocate(clamp(*bytes), place)?,
             Phase::Map { .. } => self.call_with_mm(&[Op::Kernel(self.prices.map)]),
             Phase::Unmap { pages } => {
                 let pages = self.prices.unmap_page.saturating_mul(*pages);
@@ -398,18 +437,44 @@ impl Compiler<'_> {
         })
     }
 
-    /// A buffer's life: what fits is touched, then it is remapped to twice its size (mremap(2)), until all fits.
-    fn fill(&mut self, buffer: Buffer, pages: u64, place: &str) -> Result<(), ModelError> {
-        let mut size = if self.larger_buffers { buffer.larger_pages } else { buffer.initial_pages };
-        let mut touched = 0;
-        while size < pages {
-            self.touch(size - touched, place)?;
-            touched = size;
-            let moved = self.prices.remap_page.saturating_mul(size);
-            self.call_with_mm(&[Op::Kernel(self.prices.map + moved), Op::Shootdown]);
-            size *= 2;
-        }
-        self.touch(pages - touched, place)
+    /// Buffers fill; when they are full, a new piece is allocated for each.
+    fn fill(&mut self, buffer: &str, bytes: u32, place: &str) -> Result<(), ModelError> {
+        let buffer = index(self.workload.buffers.keys(), buffer);
+        let fill = self.next_op();
+        self.emit(Op::Fill { buffer, bytes, past: 0 });
+        self.nested(place, |this, depth| {
+            let grow = this.next_op();
+            this.emit(Op::Grow { buffer, depth, past: 0 });
+            this.grow_heap(depth);
+            this.emit(Op::Jump { to: grow });
+            let past = this.next_op();
+            this.program.ops[fill as usize] = Op::Fill { buffer, bytes, past };
+            this.program.ops[grow as usize] = Op::Grow { buffer, depth, past };
+            Ok(())
+        })
+    }
+
+    fn allocate(&mut self, bytes: u32, place: &str) -> Result<(), ModelError> {
+        self.nested(place, |this, depth| {
+            let allocate = this.next_op();
+            this.emit(Op::Allocate { bytes, depth, past: 0 });
+            this.grow_heap(depth);
+            let past = this.next_op();
+            this.program.ops[allocate as usize] = Op::Allocate { bytes, depth, past };
+            Ok(())
+        })
+    }
+
+    /// The heap grows (mprotect(2)) by so many pages as the loop of this depth has been told, which are touched.
+    fn grow_heap(&mut self, depth: u8) {
+        self.call_with_mm(&[Op::Kernel(self.prices.map), Op::Shootdown]);
+        let to = self.next_op();
+        self.fault(self.program.locks.len() as u32 - 1);
+        self.emit(Op::Again { depth, to });
+    }
+
+    fn next_op(&self) -> u32 {
+        self.program.ops.len() as u32
     }
 
     /// A page fault of the process whose mm semaphore is `mm`.
