@@ -492,6 +492,6 @@ impl World {
 /// The machine as a VM's guest sees it: pinned vCPUs are as far apart as their pCPUs; others share one cache domain, for
 /// all that the guest knows.
 fn seen_topology(experiment: &Experiment, topology: &Topology, spec: &VmSpec) -> Topology {
-    let pinned = experiment.scheduler() == VmScheduler::Pinned || spec.pin == Pin::Each;
+    let pinned = experiment.scheduler() == VmScheduler::Pinned || spec.share.pin == Pin::Each;
     if pinned { topology.clone() } else { Topology::regular(1, 1, spec.vcpus, 1).expect("the number was validated") }
 }
