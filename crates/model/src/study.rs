@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 mod figure;
+mod grow;
 mod measure;
 
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};

@@ -18,6 +18,7 @@ use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
 use crate::machine::walk::Walk;
+use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
 use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
 use crate::vmm::pm_timer::{PmTimer, PmTimerPrices};
@@ -127,6 +128,7 @@ pub struct World {
     pub(crate) kernel_walks: Ps,
     /// Nothing can happen any more but the daemon's periods.
     pub(crate) stuck: bool,
+    pub(crate) last_progress: Mark,
     limit: Ps,
 }
 
@@ -189,6 +191,7 @@ impl World {
             kernel_spin: 0,
             kernel_walks: 0,
             stuck: false,
+            last_progress: Mark::default(),
             limit: (experiment.limit_s * 1e12) as Ps,
         };
         for (spec, program, remedies) in vms {
@@ -266,7 +269,7 @@ impl World {
     /// Runs until every program that does not repeat itself has ended, or been ended.
     ///
     /// # Errors
-    /// On a deadlock of a program that nobody ends, or when the limit on simulated time is reached.
+    /// On a deadlock of a program that nobody ends, when no thread gets on, or when the limit on simulated time is reached.
     pub(crate) fn run(&mut self) -> Result<(), SimError> {
         self.start();
         self.go_on(Ps::MAX)?;
@@ -291,6 +294,9 @@ impl World {
             self.dispatch((slot >> KIND_BITS) as usize, slot & ((1 << KIND_BITS) - 1));
             if self.stuck {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
+            }
+            if self.events % progress::EVENTS == 0 {
+                self.look_for_progress()?;
             }
         }
         Ok(())
