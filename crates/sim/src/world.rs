@@ -117,8 +117,6 @@ pub struct World {
     pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
     /// The CPUs that operations name.
     pub(crate) cpu_sets: Vec<CpuSet>,
-    /// By pair of pCPUs.
-    distance: Vec<Distance>,
     /// By vCPU, the vCPUs of its VM that have its last-level cache.
     pub(crate) llc: Vec<CpuSet>,
     pub(crate) events: u64,
@@ -150,7 +148,6 @@ impl World {
         let n = experiment.pcpus() as usize;
         let vcpus: usize = vms.iter().map(|(spec, ..)| spec.vcpus as usize).sum();
         let threads: usize = vms.iter().map(|(_, program, _)| program.threads.len()).sum();
-        let distance = |a, b| topology.distance(a, b).expect("the cores are the topology's first");
         let specs: Vec<VmSpec> = vms.iter().map(|(spec, ..)| spec.clone()).collect();
         let skips = vms.iter().any(|(.., remedies)| remedies.contains(&Remedy::Cm));
         let scheduler = VmmScheduler::new(experiment, topology, &specs, skips)?;
@@ -185,7 +182,6 @@ impl World {
             timers: Vec::new(),
             timer_next: BTreeMap::new(),
             cpu_sets: Vec::new(),
-            distance: (0..n * n).map(|pair| distance(pair / n, pair % n)).collect(),
             llc: Vec::with_capacity(vcpus),
             events: 0,
             kernel_spin: 0,
@@ -398,7 +394,7 @@ impl World {
     /// Distance between two pCPUs as an index.
     #[inline]
     pub(crate) fn between(&self, a: usize, b: usize) -> usize {
-        self.distance[a * self.pcpus.len() + b] as usize
+        self.shared.lines.distance(a, b) as usize
     }
 
     /// Whether the vCPU executes guest instructions, so that an exception can reach it.
