@@ -10,13 +10,21 @@ pub const MAX_CPUS: usize = 1024;
 const WORDS: usize = MAX_CPUS / 64;
 
 /// A set of CPU numbers below [`MAX_CPUS`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+///
+/// It knows which of its words have bits, and looks at no other: a set is as dear as its CPUs are many.
+#[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct CpuSet([u64; WORDS]);
+pub struct CpuSet {
+    /// Bit i says that `words[i]` is not 0.
+    used: u16,
+    words: [u64; WORDS],
+}
+
+const _: () = assert!(WORDS <= u16::BITS as usize);
 
 impl CpuSet {
     /// The empty set.
-    pub const EMPTY: Self = Self([0; WORDS]);
+    pub const EMPTY: Self = Self { used: 0, words: [0; WORDS] };
 
     /// The set of CPUs `0..count`.
     ///
@@ -30,6 +38,7 @@ impl CpuSet {
     ///
     /// # Panics
     /// When `cpu` is not below [`MAX_CPUS`].
+    #[inline]
     pub fn single(cpu: usize) -> Self {
         let mut set = Self::EMPTY;
         set.insert(cpu);
@@ -40,76 +49,124 @@ impl CpuSet {
     ///
     /// # Panics
     /// When `cpu` is not below [`MAX_CPUS`].
+    #[inline]
     pub fn insert(&mut self, cpu: usize) {
-        self.0[cpu / 64] |= 1 << (cpu % 64);
+        self.words[cpu / 64] |= 1 << (cpu % 64);
+        self.used |= 1 << (cpu / 64);
     }
 
     /// Takes `cpu` out; nothing happens when it was not in.
+    #[inline]
     pub fn remove(&mut self, cpu: usize) {
         if cpu < MAX_CPUS {
-            self.0[cpu / 64] &= !(1 << (cpu % 64));
+            let word = &mut self.words[cpu / 64];
+            *word &= !(1 << (cpu % 64));
+            self.used &= !(u16::from(*word == 0) << (cpu / 64));
         }
     }
 
     /// Whether `cpu` is in the set.
+    #[inline]
     pub fn contains(&self, cpu: usize) -> bool {
-        cpu < MAX_CPUS && self.0[cpu / 64] & (1 << (cpu % 64)) != 0
+        cpu < MAX_CPUS && self.words[cpu / 64] & (1 << (cpu % 64)) != 0
     }
 
     /// How many CPUs are in the set.
+    #[inline]
     pub fn len(&self) -> usize {
-        self.0.iter().map(|word| word.count_ones() as usize).sum()
+        bits(self.used).map(|i| self.words[i].count_ones() as usize).sum()
     }
 
     /// Whether no CPU is in the set.
+    #[inline]
     pub fn is_empty(&self) -> bool {
-        *self == Self::EMPTY
+        self.used == 0
     }
 
     /// The CPUs in ascending order.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
-        self.0.iter().enumerate().flat_map(|(index, &word)| {
-            let mut rest = word;
-            std::iter::from_fn(move || {
-                (rest != 0).then(|| {
-                    let bit = rest.trailing_zeros() as usize;
-                    rest &= rest - 1;
-                    index * 64 + bit
-                })
-            })
-        })
+        bits(self.used).flat_map(|index| bits(self.words[index]).map(move |bit| index * 64 + bit))
     }
 
     /// The first CPU of the set after `cpu`, going on from the lowest when there is none; `None` when the set is empty.
+    #[inline]
     pub fn next_after(&self, cpu: usize) -> Option<usize> {
-        let first = cpu + 1;
-        let rest =
-            |index: usize| if index == first / 64 { self.0[index] & (u64::MAX << (first % 64)) } else { self.0[index] };
-        let above = (first / 64..WORDS).find(|&index| rest(index) != 0).map(|index| (index, rest(index)));
-        let (index, word) = above.or_else(|| (0..WORDS).find(|&i| self.0[i] != 0).map(|i| (i, self.0[i])))?;
-        Some(index * 64 + word.trailing_zeros() as usize)
+        let (index, bit) = ((cpu + 1) / 64, (cpu + 1) % 64);
+        let at = |index: usize, word: u64| Some(index * 64 + word.trailing_zeros() as usize);
+        if let Some(&word) = self.words.get(index)
+            && word >> bit != 0
+        {
+            return at(index, word >> bit << bit);
+        }
+        let above = if index + 1 < WORDS { self.used >> (index + 1) << (index + 1) } else { 0 };
+        let next = bits(above).next().or_else(|| bits(self.used).next())?;
+        at(next, self.words[next])
     }
 
     /// The CPUs in both sets.
+    #[inline]
     pub fn intersection(&self, other: &Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i] & other.0[i]))
+        Self::of_words(self.used & other.used, |i| self.words[i] & other.words[i])
     }
 
     /// The CPUs in either set.
+    #[inline]
     pub fn union(&self, other: &Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i] | other.0[i]))
+        Self::of_words(self.used | other.used, |i| self.words[i] | other.words[i])
     }
 
     /// The CPUs of this set that are not in `other`.
+    #[inline]
     pub fn difference(&self, other: &Self) -> Self {
-        Self(std::array::from_fn(|i| self.0[i] & !other.0[i]))
+        Self::of_words(self.used, |i| self.words[i] & !other.words[i])
     }
 
     /// Whether every CPU of this set is in `other`.
+    #[inline]
     pub fn is_subset(&self, other: &Self) -> bool {
-        self.difference(other).is_empty()
+        self.used & !other.used == 0 && bits(self.used).all(|i| self.words[i] & !other.words[i] == 0)
+    }
+
+    /// Whether no CPU is in both sets.
+    #[inline]
+    pub fn is_disjoint(&self, other: &Self) -> bool {
+        bits(self.used & other.used).all(|i| self.words[i] & other.words[i] == 0)
+    }
+
+    /// The set whose words are `word` where `among` has bits.
+    #[inline]
+    fn of_words(among: u16, word: impl Fn(usize) -> u64) -> Self {
+        let mut set = Self::EMPTY;
+        for i in bits(among) {
+            set.words[i] = word(i);
+            set.used |= u16::from(set.words[i] != 0) << i;
+        }
+        set
     }
 }
+
+/// The numbers of the bits that are set, ascending.
+#[inline]
+fn bits(word: impl Into<u64>) -> impl Iterator<Item = usize> {
+    let mut rest: u64 = word.into();
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let bit = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            bit
+        })
+    })
+}
+
+impl PartialEq for CpuSet {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        self.used == other.used && bits(self.used).all(|i| self.words[i] == other.words[i])
+    }
+}
+
+impl Eq for CpuSet {}
 
 impl FromIterator<usize> for CpuSet {
     fn from_iter<I: IntoIterator<Item = usize>>(cpus: I) -> Self {
@@ -197,6 +254,19 @@ mod tests {
             prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
             prop_assert_eq!(set.iter().collect::<Vec<_>>(), cpus.iter().copied().collect::<Vec<_>>());
             prop_assert_eq!(set.len(), cpus.len());
+        }
+
+        #[test]
+        fn sets_compare_as_sets_do(
+            one in proptest::collection::btree_set(0..MAX_CPUS, 0..4), two in proptest::collection::btree_set(0..MAX_CPUS, 0..4),
+            both in proptest::collection::btree_set(0..MAX_CPUS, 0..4),
+        ) {
+            let (one, two) = (&one | &both, &two | &both);
+            let (a, b): (CpuSet, CpuSet) = (one.iter().copied().collect(), two.iter().copied().collect());
+            prop_assert_eq!(a == b, one == two);
+            prop_assert_eq!(a.is_empty(), one.is_empty());
+            prop_assert_eq!(a.is_subset(&b), one.is_subset(&two));
+            prop_assert_eq!(a.is_disjoint(&b), one.is_disjoint(&two));
         }
 
         #[test]

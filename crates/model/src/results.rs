@@ -248,6 +248,9 @@ pub struct StudyResults {
     pub study: String,
     /// The seed that reproduces them.
     pub seed: u64,
+    /// The number of cores to which the study was grown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<u32>,
     /// One row per number.
     pub numbers: Vec<StudyNumber>,
     /// Series for plots that no single number of the paper stands beside (a timeline, a curve over cores).
@@ -289,10 +292,13 @@ pub struct StudyNumber {
     pub paper_bound: Option<String>,
     /// How it is judged.
     pub kind: StudyKind,
-    /// What the simulator says.
-    pub simulated: f64,
+    /// What the simulator says; `None` where a run that it rests on never ends.
+    pub simulated: Option<f64>,
     /// |ln(simulated / paper)|, or absolute points for shares below 5 %; `None` without a paper's value.
     pub error: Option<f64>,
+    /// Why there is no value, or what a mean leaves out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A curve for a plot.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
 mod figure;
+mod grow;
 mod measure;
 
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};
@@ -188,6 +189,44 @@ pub enum Pin {
     None,
 }
 
+/// What a VM is entitled to (credit scheduler).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Share {
+    /// In relation to the other VMs'.
+    #[serde(default = "weight")]
+    pub weight: u16,
+    /// At most so much CPU time, in per cent of one pCPU; 0 for no limit.
+    #[serde(default)]
+    pub cap: u16,
+    /// Where its vCPUs may run.
+    #[serde(default)]
+    pub pin: Pin,
+}
+
+impl Default for Share {
+    fn default() -> Self {
+        Self { weight: weight(), cap: 0, pin: Pin::None }
+    }
+}
+
+impl Share {
+    fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn validate(&self, vcpus: u32, pcpus: u32) -> Result<(), ModelError> {
+        if self.weight == 0 {
+            return Err(ModelError::new("share.weight", "0", "1 to 65535"));
+        }
+        if self.pin == Pin::Each && vcpus > pcpus {
+            let found = format!("`each` with {vcpus} vCPUs on {pcpus} pCPUs");
+            return Err(ModelError::new("share.pin", found, "none, or no more vCPUs than pCPUs"));
+        }
+        Ok(())
+    }
+}
+
 /// A VM, and the program that runs in it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -202,15 +241,9 @@ pub struct VmSpec {
     /// The workload's thread count; as many as vCPUs when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threads: Option<u32>,
-    /// Its weight in relation to the other VMs' (credit scheduler).
-    #[serde(default = "weight")]
-    pub weight: u16,
-    /// At most so much CPU time, in per cent of one pCPU; 0 for no limit (credit scheduler).
-    #[serde(default)]
-    pub cap: u16,
-    /// Where its vCPUs may run.
-    #[serde(default)]
-    pub pin: Pin,
+    /// What it is entitled to.
+    #[serde(default, skip_serializing_if = "Share::is_usual")]
+    pub share: Share,
     /// Who decides how many of its vCPUs are active.
     #[serde(default = "no_consolidation")]
     pub consolidation: Consolidation,
@@ -236,14 +269,7 @@ impl VmSpec {
         if self.threads == Some(0) {
             return Err(ModelError::new("threads", "0", "1 or more"));
         }
-        if self.weight == 0 {
-            return Err(ModelError::new("weight", "0", "1 to 65535"));
-        }
-        if self.pin == Pin::Each && self.vcpus > pcpus {
-            let found = format!("`each` with {} vCPUs on {pcpus} pCPUs", self.vcpus);
-            return Err(ModelError::new("pin", found, "none, or no more vCPUs than pCPUs"));
-        }
-        Ok(())
+        self.share.validate(self.vcpus, pcpus)
     }
 }
 
@@ -313,18 +339,9 @@ pub struct Experiment {
     /// Whom the credit scheduler tells of work.
     #[serde(default)]
     pub tickle: Tickle,
-    /// iXen's remedy `cm` in the credit scheduler: a pCPU whose only possible vCPU is there already does not look for others.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub lone_skips_balance: bool,
-    /// The VM's weight, as [`VmSpec::weight`].
-    #[serde(default = "weight")]
-    pub weight: u16,
-    /// The VM's cap, as [`VmSpec::cap`].
-    #[serde(default)]
-    pub cap: u16,
-    /// Where the VM's vCPUs may run.
-    #[serde(default)]
-    pub pin: Pin,
+    /// What the VM is entitled to.
+    #[serde(default, skip_serializing_if = "Share::is_usual")]
+    pub share: Share,
     /// Further VMs. Their guests have the settings of the first one's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmSpec>,
@@ -383,10 +400,7 @@ impl Experiment {
             pcpus: None,
             scheduler: None,
             tickle: Tickle::One,
-            lone_skips_balance: false,
-            weight: weight(),
-            cap: 0,
-            pin: Pin::None,
+            share: Share::default(),
             vms: Vec::new(),
         }
     }
@@ -431,9 +445,7 @@ impl Experiment {
             vcpus: self.vcpu_count(),
             used: Some(self.cores).filter(|&cores| cores != self.vcpu_count()),
             threads: Some(self.thread_count()),
-            weight: self.weight,
-            cap: self.cap,
-            pin: if alone_on_xen { Pin::Each } else { self.pin },
+            share: Share { pin: if alone_on_xen { Pin::Each } else { self.share.pin }, ..self.share },
             consolidation: self.consolidation,
             repeat: false,
         };
@@ -597,15 +609,15 @@ mod tests {
     }
 
     const SHARED: &str = "machine = 'm'\nworkload = 'w'\nenvironment = 'virtual'\ncores = 4\npcpus = 2\n\
-        [[vms]]\nworkload = 'x'\nvcpus = 2\nweight = 512\npin = 'each'\nrepeat = true\n";
+        [[vms]]\nworkload = 'x'\nvcpus = 2\nshare = { weight = 512, pin = 'each' }\nrepeat = true\n";
 
     #[test]
     fn vms_that_share_pcpus_are_scheduled_by_credit() {
         let experiment = Experiment::from_toml(SHARED, "e.toml").unwrap();
         assert_eq!((experiment.pcpus(), experiment.scheduler()), (2, VmScheduler::Credit));
         let vms = experiment.all_vms();
-        assert_eq!((vms[0].vcpus, vms[0].weight, vms[0].pin), (4, 256, Pin::None));
-        assert_eq!((vms[1].thread_count(), vms[1].weight, vms[1].cap), (2, 512, 0));
+        assert_eq!((vms[0].vcpus, vms[0].share), (4, Share { weight: 256, cap: 0, pin: Pin::None }));
+        assert_eq!((vms[1].thread_count(), vms[1].share.weight, vms[1].share.cap), (2, 512, 0));
         let alone = Experiment::new(Environment::Virtual, 4);
         assert_eq!((alone.pcpus(), alone.scheduler()), (4, VmScheduler::Pinned));
     }
@@ -616,12 +628,13 @@ mod tests {
             ("'virtual'", "'native'", "environment: found native"),
             ("pcpus = 2", "pcpus = 0", "pcpus: found 0"),
             ("pcpus = 2", "scheduler = 'pinned'", "scheduler: found pinned with 2 VMs"),
-            ("pcpus = 2", "pin = 'each'\npcpus = 2", "pin: found `each` with 4 vCPUs on 2 pCPUs"),
+            ("pcpus = 2", "share = { pin = 'each' }\npcpus = 2", "share.pin: found `each` with 4 vCPUs on 2 pCPUs"),
             ("vcpus = 2", "vcpus = 0", "vms[0]: vcpus: found 0"),
-            ("vcpus = 2", "vcpus = 3", "vms[0]: pin: found `each` with 3 vCPUs"),
-            ("weight = 512", "weight = 0", "vms[0]: weight: found 0"),
-            ("weight = 512", "threads = 0", "vms[0]: threads: found 0"),
-            ("vcpus = 2\nweight = 512\npin = 'each'", "vcpus = 1021", "vms: found 1025 vCPUs in all"),
+            ("vcpus = 2", "vcpus = 3", "vms[0]: share.pin: found `each` with 3 vCPUs"),
+            ("weight = 512", "weight = 0", "vms[0]: share.weight: found 0"),
+            ("weight = 512", "wait = 512", "unknown field `wait`"),
+            ("vcpus = 2\n", "vcpus = 2\nthreads = 0\n", "vms[0]: threads: found 0"),
+            ("vcpus = 2\nshare = { weight = 512, pin = 'each' }", "vcpus = 1021", "vms: found 1025 vCPUs in all"),
             ("repeat", "repeats", "unknown field `repeats`"),
         ] {
             assert!(SHARED.contains(from), "{from}");

@@ -16,6 +16,22 @@ pub struct Cpu {
     pub socket: u32,
 }
 
+impl Cpu {
+    /// How far another CPU is.
+    #[inline]
+    pub fn distance(&self, other: &Self) -> Distance {
+        if self.core == other.core {
+            Distance::SmtSibling
+        } else if self.llc == other.llc {
+            Distance::SameLlc
+        } else if self.node == other.node {
+            Distance::OtherLlc
+        } else {
+            Distance::OtherNode
+        }
+    }
+}
+
 /// How far apart two CPUs are, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -134,17 +150,7 @@ impl Topology {
     /// How far apart two CPUs are; `None` when the machine lacks one of them.
     pub fn distance(&self, a: usize, b: usize) -> Option<Distance> {
         let (x, y) = (self.cpu(a)?, self.cpu(b)?);
-        Some(if a == b {
-            Distance::SameCpu
-        } else if x.core == y.core {
-            Distance::SmtSibling
-        } else if x.llc == y.llc {
-            Distance::SameLlc
-        } else if x.node == y.node {
-            Distance::OtherLlc
-        } else {
-            Distance::OtherNode
-        })
+        Some(if a == b { Distance::SameCpu } else { x.distance(y) })
     }
 
     /// The CPUs that share `number`'s last-level cache, itself included; empty when the machine lacks it.

@@ -101,6 +101,10 @@ fn study_refuses_unknown_names() {
     muster().args(["study", "cerberus"]).assert().code(2).stderr(contains("gleaner"));
     muster().args(["study", "gleaner", "--only", "Figure 9"]).assert().code(2).stderr(contains("Figure 4"));
     muster().args(["study", "gleaner", "--scale", "0"]).assert().code(2).stderr(contains("above 0"));
+    for cores in ["0", "31", "1000000"] {
+        let wanted = format!("--cores: found {cores}; allowed: 32, as many as the study has, to 1024");
+        muster().args(["study", "ixen", "--cores", cores]).assert().code(2).stderr(contains(wanted));
+    }
 }
 
 #[test]
@@ -115,4 +119,43 @@ fn study_prints_one_object_a_number() {
         assert_eq!(number.as_object().unwrap().len(), fields.len());
         assert!(fields.iter().all(|field| number.get(field).is_some()), "{line}");
     }
+}
+
+/// Killed part way, and torn: the rest is simulated, and the numbers are those of a study in one go.
+#[test]
+fn a_killed_study_goes_on_where_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (out, runs) = (dir.path().join("r.json"), dir.path().join("r.json.runs"));
+    let study = |seed: &str| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_muster"));
+        command.args(["study", "ixen", "--only", "Table 2", "--scale", "0.02", "--jobs", "1", "--seed", seed]);
+        command.args(["--json", "--out"]).arg(&out).env("XDG_CACHE_HOME", dir.path());
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        command
+    };
+    let lines = || std::fs::read_to_string(&runs).unwrap_or_default().lines().count();
+    let mut killed = study("1").spawn().unwrap();
+    while lines() < 5 {
+        assert!(killed.try_wait().unwrap().is_none(), "it was over before five lines were there");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    let whole = lines() - 1;
+    let text = std::fs::read(&runs).unwrap();
+    std::fs::write(&runs, &text[..text.len() - 7]).unwrap();
+    let resumed = study("1").output().unwrap();
+    let told = String::from_utf8(resumed.stderr).unwrap();
+    assert!(told.contains(&format!("{} runs are taken up from ", whole - 1)), "{told}");
+    assert!(resumed.status.success() && out.exists() && !runs.exists());
+    let fresh = study("1").output().unwrap();
+    assert!(!String::from_utf8(fresh.stderr).unwrap().contains("taken up"));
+    assert_eq!(resumed.stdout, fresh.stdout);
+    std::fs::write(&runs, &text).unwrap();
+    let other = study("2").output().unwrap();
+    let told = String::from_utf8(other.stderr).unwrap();
+    assert!(
+        other.status.success() && told.contains("is not taken up: its runs are of another seed (1; this is 2)"),
+        "{told}"
+    );
 }

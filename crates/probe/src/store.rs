@@ -13,6 +13,11 @@ pub fn path() -> Option<PathBuf> {
     path_from(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
 }
 
+/// The directory in which that is, where other things that can be made again may lie too; `None` without a home.
+pub fn directory() -> Option<PathBuf> {
+    path()?.parent().map(Path::to_owned)
+}
+
 /// The specification asks that a relative path be ignored.
 fn path_from(cache_home: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |path: OsString| Some(PathBuf::from(path)).filter(|path| path.is_absolute());

@@ -1,6 +1,6 @@
 //! How far results can be trusted: a simulation's errors by kind (DESIGN section 4), an estimate's confidence.
 
-use crate::format::percent;
+use crate::format::{percent, with_unit};
 use muster_model::ledger::Confidence;
 use muster_model::results::{StudyKind, StudyNumber};
 use muster_stats::geometric_mean_error;
@@ -47,6 +47,13 @@ pub fn error_text(number: &StudyNumber) -> String {
     }
 }
 
+/// What the simulator says as text: a value, what that leaves out, or why there is none.
+pub fn simulated_text(number: &StudyNumber) -> String {
+    let value = number.simulated.map(|value| with_unit(value, &number.unit));
+    let known = [value, number.note.clone()].into_iter().flatten().collect::<Vec<_>>().join("; ");
+    if known.is_empty() { "-".to_owned() } else { known }
+}
+
 /// The kind in one word.
 pub fn kind_word(kind: StudyKind) -> &'static str {
     match kind {
@@ -73,5 +80,23 @@ pub fn confidence_word(confidence: Confidence) -> &'static str {
         Confidence::Low => "low",
         Confidence::Medium => "medium",
         Confidence::High => "high",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_says_what_it_leaves_out_and_why_it_has_no_value() {
+        let text = |fields: &str| {
+            let number = format!(
+                r#"{{"study":"s","figure":"f","row":"r","column":"c","unit":"x","paper":null,"kind":"predicted","error":null,{fields}}}"#
+            );
+            simulated_text(&serde_json::from_str(&number).unwrap())
+        };
+        assert_eq!(text(r#""simulated":2.5"#), with_unit(2.5, "x"));
+        assert_eq!(text(r#""simulated":null,"note":"no progress""#), "no progress");
+        assert_eq!(text(r#""simulated":2.5,"note":"without gmake""#), with_unit(2.5, "x") + "; without gmake");
     }
 }

@@ -365,7 +365,8 @@ fn arm_row(arm: &Arm) -> [String; 9] {
 }
 
 fn study_at(study: &StudyResults, width: u16) -> String {
-    let mut text = format!("study {} (seed {})\n", study.study, study.seed);
+    let grown = study.cores.map_or_else(String::new, |cores| format!(", on {cores} cores"));
+    let mut text = format!("study {} (seed {}{grown})\n", study.study, study.seed);
     for kind in [StudyKind::Predicted, StudyKind::Calibrated, StudyKind::Contested, StudyKind::Withheld] {
         let numbers: Vec<_> = study.numbers.iter().filter(|number| number.kind == kind).collect();
         if numbers.is_empty() {
@@ -380,7 +381,7 @@ fn study_at(study: &StudyResults, width: u16) -> String {
                 number.row.clone(),
                 number.column.clone(),
                 paper.or_else(|| number.paper_bound.clone()).unwrap_or_else(|| "-".to_owned()),
-                with_unit(number.simulated, &number.unit),
+                crate::judge::simulated_text(number),
                 crate::judge::error_text(number),
             ]);
         }

@@ -1,5 +1,6 @@
 //! What can go wrong in the simulated world.
 
+use crate::progress::Stall;
 use muster_model::ModelError;
 use thiserror::Error;
 
@@ -17,6 +18,9 @@ pub enum SimError {
         /// Which threads wait for what.
         waiting: String,
     },
+    /// The world is busy, and no thread advances.
+    #[error("{0}; no thread of the program has advanced in {length_s:.3} s up to {until_s:.3} s of simulated time", length_s = .0.seconds().0, until_s = .0.seconds().1)]
+    NoProgress(Stall),
     /// The run did not end in time.
     #[error("the run is not over after {limit_s} s of simulated time (`limit_s`); a smaller `scale` shortens it")]
     Unfinished {

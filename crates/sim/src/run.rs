@@ -249,7 +249,7 @@ impl Simulation {
     /// Runs it.
     ///
     /// # Errors
-    /// When the threads deadlock or the run exceeds its limit.
+    /// When the threads deadlock, none gets on, or the run exceeds its limit.
     pub fn run(mut self) -> Result<Outcome, SimError> {
         self.world.run()?;
         let world = self.world;
@@ -367,9 +367,14 @@ impl Outcome {
 
     /// Share of the time in which no more than `at_most` cores were active, 0 to 1.
     pub fn active_share(&self, at_most: u32) -> f64 {
-        let ends = self.active_history.iter().skip(1).map(|&(time, _)| time).chain([self.wall_ps]);
-        let within = self.active_history.iter().zip(ends).filter(|((_, active), _)| *active <= at_most);
-        let time: Ps = within.map(|(&(from, _), to)| to - from).sum();
-        time as f64 / self.wall_ps.max(1) as f64
+        active_share(&self.active_history, self.wall_ps, at_most)
     }
+}
+
+/// The same of a history, up to `wall_ps`.
+pub(crate) fn active_share(history: &[(Ps, u32)], wall_ps: Ps, at_most: u32) -> f64 {
+    let ends = history.iter().skip(1).map(|&(time, _)| time).chain([wall_ps]);
+    let within = history.iter().zip(ends).filter(|((_, active), _)| *active <= at_most);
+    let time: Ps = within.map(|(&(from, _), to)| to - from).sum();
+    time as f64 / wall_ps.max(1) as f64
 }

@@ -21,6 +21,7 @@ use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
 use crate::machine::spinlock::Kind;
 use crate::machine::walk::Walk;
+use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
 use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
 use crate::vmm::pm_timer::{PmTimer, PmTimerPrices};
@@ -123,8 +124,6 @@ pub struct World {
     pub(crate) buffers: Vec<Buffer>,
     /// By thread.
     pub(crate) heaps: Vec<Heap>,
-    /// By pair of pCPUs.
-    distance: Vec<Distance>,
     /// By vCPU, the vCPUs of its VM that have its last-level cache.
     pub(crate) llc: Vec<CpuSet>,
     pub(crate) events: u64,
@@ -134,6 +133,7 @@ pub struct World {
     pub(crate) kernel_walks: Ps,
     /// Nothing can happen any more but the daemon's periods.
     pub(crate) stuck: bool,
+    pub(crate) last_progress: Mark,
     limit: Ps,
 }
 
@@ -155,7 +155,6 @@ impl World {
         let n = experiment.pcpus() as usize;
         let vcpus: usize = vms.iter().map(|(spec, ..)| spec.vcpus as usize).sum();
         let threads: usize = vms.iter().map(|(_, program, _)| program.threads.len()).sum();
-        let distance = |a, b| topology.distance(a, b).expect("the cores are the topology's first");
         let specs: Vec<VmSpec> = vms.iter().map(|(spec, ..)| spec.clone()).collect();
         let skips = vms.iter().any(|(.., remedies)| remedies.contains(&Remedy::Cm));
         let scheduler = VmmScheduler::new(experiment, topology, &specs, skips)?;
@@ -199,12 +198,12 @@ impl World {
             cpu_sets: Vec::new(),
             buffers: Vec::new(),
             heaps: Vec::new(),
-            distance: (0..n * n).map(|pair| distance(pair / n, pair % n)).collect(),
             llc: Vec::with_capacity(vcpus),
             events: 0,
             kernel_spin: 0,
             kernel_walks: 0,
             stuck: false,
+            last_progress: Mark::default(),
             limit: (experiment.limit_s * 1e12) as Ps,
         };
         for (spec, program, remedies) in vms {
@@ -289,7 +288,7 @@ impl World {
     /// Runs until every program that does not repeat itself has ended, or been ended.
     ///
     /// # Errors
-    /// On a deadlock of a program that nobody ends, or when the limit on simulated time is reached.
+    /// On a deadlock of a program that nobody ends, when no thread gets on, or when the limit on simulated time is reached.
     pub(crate) fn run(&mut self) -> Result<(), SimError> {
         self.start();
         self.go_on(Ps::MAX)?;
@@ -314,6 +313,9 @@ impl World {
             self.dispatch((slot >> KIND_BITS) as usize, slot & ((1 << KIND_BITS) - 1));
             if self.stuck {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
+            }
+            if self.events % progress::EVENTS == 0 {
+                self.look_for_progress()?;
             }
         }
         Ok(())
@@ -416,7 +418,7 @@ impl World {
     /// Distance between two pCPUs as an index.
     #[inline]
     pub(crate) fn between(&self, a: usize, b: usize) -> usize {
-        self.distance[a * self.pcpus.len() + b] as usize
+        self.shared.lines.distance(a, b) as usize
     }
 
     /// Whether the vCPU executes guest instructions, so that an exception can reach it.
@@ -517,6 +519,6 @@ impl World {
 /// The machine as a VM's guest sees it: pinned vCPUs are as far apart as their pCPUs; others share one cache domain, for
 /// all that the guest knows.
 fn seen_topology(experiment: &Experiment, topology: &Topology, spec: &VmSpec) -> Topology {
-    let pinned = experiment.scheduler() == VmScheduler::Pinned || spec.pin == Pin::Each;
+    let pinned = experiment.scheduler() == VmScheduler::Pinned || spec.share.pin == Pin::Each;
     if pinned { topology.clone() } else { Topology::regular(1, 1, spec.vcpus, 1).expect("the number was validated") }
 }

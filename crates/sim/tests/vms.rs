@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Case, experiment, r720, run_checked};
-use muster_model::study::{Environment, Experiment, IdleKind, Pin, VmScheduler, VmSpec};
+use muster_model::study::{Environment, Experiment, IdleKind, Pin, Share, VmScheduler, VmSpec};
 use muster_model::{Account, Topology, Workload};
 use muster_sim::{Outcome, Simulation};
 
@@ -49,8 +49,8 @@ fn assert_close(found: f64, wanted: f64, tolerance: f64) {
 fn cpu_time_is_shared_in_proportion_to_weights() {
     for (pin, pcpus) in [(Pin::None, 4), (Pin::Each, 4), (Pin::None, 2)] {
         let mut experiment = shared(4, pcpus);
-        experiment.pin = pin;
-        experiment.vms = vec![VmSpec { weight: 512, pin, ..company(4) }];
+        experiment.share.pin = pin;
+        experiment.vms = vec![VmSpec { share: Share { weight: 512, cap: 0, pin }, ..company(4) }];
         let outcome = run(&experiment, &busy(100), &[busy(100)]);
         let [one, two] = [0, 1].map(|vm| outcome.vms[vm].cpu_ps() as f64);
         assert_close(two / one, 2.0, 0.05);
@@ -64,7 +64,7 @@ fn cpu_time_is_shared_in_proportion_to_weights() {
 fn a_cap_holds_on_an_idle_machine() {
     for (cap, vcpus) in [(50, 1), (100, 4), (150, 4)] {
         let mut experiment = shared(vcpus, 4);
-        experiment.cap = cap;
+        experiment.share.cap = cap;
         let outcome = run(&experiment, &busy(100), &[]);
         let got = outcome.vms[0].cpu_ps() as f64 / outcome.wall_ps as f64;
         assert_close(got, f64::from(cap) / 100.0, 0.05);
@@ -154,7 +154,7 @@ fn hand_over(times: u32, work: &str) -> Workload {
 
 fn wall_of(idle: IdleKind, workload: &Workload, others: &[VmSpec]) -> u64 {
     let mut experiment = shared(2, 2);
-    (experiment.pin, experiment.idle, experiment.vms) = (Pin::Each, idle, others.to_vec());
+    (experiment.share.pin, experiment.idle, experiment.vms) = (Pin::Each, idle, others.to_vec());
     run(&experiment, workload, &vec![busy(1000); others.len()]).wall_ps
 }
 
@@ -171,7 +171,7 @@ fn a_woken_vcpu_preempts_company_that_computes() {
 #[test]
 fn a_preempted_vcpu_sees_an_interrupt_late() {
     let pair = hand_over(200, r#"{"sleep":{"ns":2000000}}"#);
-    let company = [VmSpec { pin: Pin::Each, ..company(2) }];
+    let company = [VmSpec { share: Share { pin: Pin::Each, ..Share::default() }, ..company(2) }];
     let [halting, polling] = [IdleKind::Halt, IdleKind::Poll].map(|idle| wall_of(idle, &pair, &company));
     assert!(polling * 2 > halting * 3, "{halting} and {polling}");
 }
@@ -227,7 +227,7 @@ fn vcpus_of_a_late_vm_have_their_own_numbers() {
     let last = r#"{"name":"a","count":2,"cpus":"30-31","phases":[{"run":{"ns":2000000}},{"unmap":{"pages":1}}]}"#;
     for pin in [Pin::None, Pin::Each] {
         let mut experiment = shared(992, 32);
-        experiment.vms = vec![VmSpec { pin, repeat: false, ..company(32) }];
+        experiment.vms = vec![VmSpec { share: Share { pin, ..Share::default() }, repeat: false, ..company(32) }];
         experiment.threads = Some(1);
         let case = Case { experiment, profile: profile.clone(), workload: busy(1), company: vec![workload(last)] };
         let outcome = run_checked(&case).unwrap();

@@ -6,7 +6,7 @@ mod common;
 use common::{opteron, workload};
 use muster_model::study::{Environment, Experiment, GuestKernel, Remedy};
 use muster_model::{Account, Workload};
-use muster_sim::{Outcome, Simulation};
+use muster_sim::{Outcome, SimError, Simulation};
 
 fn run(workload: &Workload, environment: Environment, cores: u32, remedies: &[Remedy]) -> Outcome {
     let is_vm = environment != Environment::Native;
@@ -182,4 +182,49 @@ fn who_wakes_others_holds_them_up_and_on_pv_the_vmms_lock_does() {
     assert!(pv.wall_ps > native.wall_ps);
     let idle = run(&growing(), Environment::Pv, 32, &[Remedy::Idle]);
     assert!(idle.wall_ps < pv.wall_ps, "a vCPU that does not block need not be woken by the VMM");
+}
+
+/// A lock that is handed over more slowly than ticks come, on 64 vCPUs; with `vtime` nobody queues.
+#[test]
+fn a_run_that_gets_nowhere_is_given_up_and_says_on_what() {
+    let experiment = |remedies: &[Remedy]| Experiment {
+        kernel: Some(GuestKernel::Linux2631),
+        scale_out: true,
+        remedies: remedies.iter().copied().collect(),
+        ..Experiment::new(Environment::Hvm, 64)
+    };
+    let run = |remedies| Simulation::new(&experiment(remedies), &opteron(), &computing(), None).unwrap().run();
+    let Err(SimError::NoProgress(stall)) = run(&[]) else { panic!("it ends") };
+    assert!(stall.place == "handle_pmt_io" && stall.share > 0.9 && stall.until_ps < 10_000_000_000_000, "{stall:?}");
+    assert!(run(&[Remedy::Vtime]).unwrap().seconds() < 1.0);
+}
+
+/// Threads that all wait for each other while ticks go on.
+#[test]
+fn a_deadlock_under_ticks_is_found() {
+    let waits = r#"{"name": "waits", "conditions": {"c": {}}, "groups": [{"name": "g", "count": 2, "phases": [
+        {"run": {"ns": 1000}}, {"wait": {"condition": "c"}}]}]}"#;
+    let experiment = Experiment { kernel: Some(GuestKernel::Linux2631), ..Experiment::new(Environment::Native, 2) };
+    let result = Simulation::new(&experiment, &opteron(), &workload(waits), None).unwrap().run();
+    assert!(matches!(result, Err(SimError::Deadlock { after_s, .. }) if after_s < 300.0), "{result:?}");
+}
+
+/// A thread that spins for a lock whose holder waits for it.
+#[test]
+fn spinning_is_no_progress_and_sleeping_no_lack_of_it() {
+    let text = |what: &str| {
+        format!(
+            r#"{{"name": "w", "locks": {{"s": {{"kind": "spin"}}}}, "conditions": {{"c": {{}}}}, "groups": [
+            {{"name": "holder", "count": 1, "phases": [{{"lock": {{"lock": "s", "phases": [{what}]}}}}]}},
+            {{"name": "spinner", "count": 1, "phases": [{{"run": {{"ns": 1000000}}}}, {{"lock": {{"lock": "s", "phases": []}}}}, {{"wake": {{"condition": "c", "count": 1}}}}]}}]}}"#
+        )
+    };
+    let run = |what: &str| {
+        let experiment = Experiment { limit_s: 2000.0, ..Experiment::new(Environment::Native, 2) };
+        Simulation::new(&experiment, &opteron(), &workload(&text(what)), None).unwrap().run()
+    };
+    let stuck = run(r#"{"wait": {"condition": "c"}}"#);
+    let Err(SimError::NoProgress(stall)) = stuck else { panic!("{stuck:?}") };
+    assert_eq!((stall.place.as_str(), stall.share > 0.9), ("spin", true), "{stall:?}");
+    assert!(run(r#"{"sleep": {"ns": 1000000000000}}"#).unwrap().seconds() > 999.0);
 }

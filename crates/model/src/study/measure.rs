@@ -217,6 +217,26 @@ impl Measure {
         }
     }
 
+    /// The same, to be renamed.
+    pub(super) fn runs_mut(&mut self) -> Vec<&mut String> {
+        match self {
+            Self::WakeLatency { run }
+            | Self::IdleTransitions { run }
+            | Self::ActiveShare { run, .. }
+            | Self::FunctionShare { run, .. }
+            | Self::KernelShare { run }
+            | Self::IdleShare { run, .. }
+            | Self::MissShare { run, .. } => vec![run],
+            Self::Slowdown { run, baseline }
+            | Self::Speedup { run, baseline }
+            | Self::MissRatio { run, baseline, .. } => vec![run, baseline],
+            Self::BestSpeedup { runs, baseline } => std::iter::once(baseline).chain(runs).collect(),
+            Self::Advantage { run, rivals } => std::iter::once(run).chain(rivals).collect(),
+            Self::Reduction { from, to, baseline, .. } => vec![from, to, baseline],
+            Self::MissReduction { from, to, .. } => vec![from, to],
+        }
+    }
+
     /// How its values are judged.
     pub fn scale(&self) -> Scale {
         match self {

@@ -1,12 +1,16 @@
 //! `muster study`: simulates a paper's evaluation and prints its numbers beside the paper's.
 
+mod saved;
+
 use crate::BadInput;
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressStyle};
 use muster_model::results::{ResultFile, StudyNumber};
 use muster_report::table;
+use muster_sim::study::journal::Header;
 use muster_sim::study::{Options, StudyRun};
 use muster_sim::{SimError, Study};
+use saved::Saved;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,10 +18,11 @@ use std::time::Instant;
 
 /// Simulate a paper's whole evaluation and print every number beside the paper's.
 ///
-/// `calibrated` numbers may be fitted to; `predicted` numbers are what the simulator is judged by.
+/// `calibrated` numbers may be fitted to; `predicted` numbers are what the simulator is judged by. Runs are saved as they
+/// end: a study that was interrupted goes on where it was.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The study: gleaner.
+    /// The study: gleaner, ixen.
     name: String,
     /// Print one JSON object a number, one a line.
     #[arg(long)]
@@ -28,13 +33,16 @@ pub struct Args {
     /// Only this table or figure, such as "Figure 4".
     #[arg(long, value_name = "FIGURE")]
     only: Option<String>,
+    /// Grow the study's largest machine and VM to N cores; the paper has no numbers for that.
+    #[arg(long, value_name = "N")]
+    cores: Option<u32>,
     /// Runs to simulate at once; as many as there are CPUs when absent.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     jobs: Option<u16>,
     /// Factor on the length of every run.
     #[arg(long, default_value_t = 1.0)]
     scale: f64,
-    /// Also write the results to FILE, for `muster report`.
+    /// Also write the results to FILE, for `muster report`. Until then FILE.runs has the runs that have ended.
     #[arg(short, long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -45,16 +53,26 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         return Err(BadInput(format!("--scale: found {}; allowed: a number above 0", args.scale)).into());
     }
     let mut study = Study::builtin(&args.name)?;
+    if let Some(cores) = args.cores {
+        study.grow(cores)?;
+    }
     if let Some(figure) = &args.only {
         study.only(figure)?;
     }
+    args.out.as_deref().map_or(Ok(()), super::probe::check_writable)?;
     let jobs = args.jobs.map_or_else(available, usize::from);
     let options = Options { seed: args.seed, jobs, scale: args.scale };
+    let muster = format!("{} ({})", env!("CARGO_PKG_VERSION"), saved::build());
+    let header = Header { muster, study: study.name.clone(), seed: args.seed, scale: args.scale, cores: study.cores() };
+    let (saved, there) = Saved::open(args.out.as_deref(), &header);
     let bar = progress_bar();
     let started = Instant::now();
-    let outcome = study.run(&options, &|done, total| {
-        bar.set_length(total as u64);
-        bar.set_position(done as u64);
+    let outcome = study.resume(&options, &there, &|progress| {
+        bar.set_length(progress.total as u64);
+        bar.set_position(progress.done as u64);
+        if let Some(warning) = progress.ended.and_then(|record| saved.keep(record)) {
+            bar.suspend(|| eprintln!("{warning}"));
+        }
     });
     bar.finish_and_clear();
     let run = outcome.map_err(input_error)?;
@@ -64,10 +82,12 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
     }
     let text = if args.json { json_lines(&run.results.numbers)? } else { table::study(&run.results) };
-    print(&text)
+    let printed = print(&text)?;
+    saved.remove();
+    Ok(printed)
 }
 
-/// One object a number, with the fields of DESIGN section 4.
+/// One object a number, with the fields of DESIGN section 4, and a note where there is one.
 fn json_lines(numbers: &[StudyNumber]) -> anyhow::Result<String> {
     let mut text = String::new();
     for number in numbers {

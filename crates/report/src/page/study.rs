@@ -5,7 +5,7 @@ use crate::chart::curves::{Axis, Curve, Sample, curves, scatter};
 use crate::chart::scale::Scale;
 use crate::format::{percent, ratio, significant, with_unit};
 use crate::input::Study;
-use crate::judge::{error_text, errors_by_kind, kind_title, kind_word};
+use crate::judge::{error_text, errors_by_kind, kind_title, kind_word, simulated_text};
 use maud::{Markup, html};
 use muster_model::results::{Series, StudyKind, StudyNumber};
 
@@ -35,13 +35,13 @@ pub fn body(study: &Study) -> Markup {
 /// Paper against simulator, where both have a value above 0: on the line they agree.
 fn beside(study: &Study) -> Markup {
     let points = |kind: StudyKind| -> Vec<(String, f64, f64)> {
-        let is_drawn = |number: &&StudyNumber| number.kind == kind && number.simulated > 0.0;
+        let is_drawn = |number: &&StudyNumber| number.kind == kind && number.simulated > Some(0.0);
         let point = |number: &StudyNumber| {
             let paper = number.paper.filter(|paper| *paper > 0.0)?;
             Some((
                 format!("{}, {}, {} ({})", number.figure, number.row, number.column, number.unit),
                 paper,
-                number.simulated,
+                number.simulated?,
             ))
         };
         study.numbers.iter().filter(is_drawn).filter_map(point).collect()
@@ -74,7 +74,7 @@ fn numbers(study: &Study, kind: StudyKind) -> Markup {
             cell(&number.row),
             cell(&number.column),
             cell(paper.unwrap_or_else(|| "not stated".to_owned())),
-            cell(with_unit(number.simulated, &number.unit)),
+            cell(simulated_text(number)),
             cell(error_text(number)),
         ]
     };

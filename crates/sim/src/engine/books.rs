@@ -21,45 +21,64 @@ pub struct Stretch {
 }
 
 /// Parts of a stretch that belong to other accounts than the rest of it: how long each is. They come first.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parts {
-    parts: [Option<(Account, Ps)>; PARTS],
+    len: u8,
+    accounts: [Account; PARTS],
+    times: [Ps; PARTS],
 }
 
 /// More accounts than this no single stretch is divided over.
 const PARTS: usize = 6;
 
+impl Default for Parts {
+    fn default() -> Self {
+        Self::NONE
+    }
+}
+
 impl Parts {
     /// No parts.
-    pub const NONE: Self = Self { parts: [None; PARTS] };
+    pub const NONE: Self = Self { len: 0, accounts: [Account::User; PARTS], times: [0; PARTS] };
 
     /// So much more for an account.
     ///
     /// # Panics
     /// When there are more accounts than a stretch is divided over.
+    #[inline]
     pub fn add(&mut self, account: Account, time: Ps) {
         if time == 0 {
             return;
         }
-        let mut slots = self.parts.iter_mut();
-        let slot = slots.find(|part| part.is_none_or(|(a, _)| a == account)).expect("as many slots as accounts");
-        *slot = Some((account, slot.map_or(0, |(_, before)| before) + time));
+        let len = usize::from(self.len);
+        match self.accounts[..len].iter().position(|&there| there == account) {
+            Some(part) => self.times[part] += time,
+            None => {
+                (self.accounts[len], self.times[len]) = (account, time);
+                self.len += 1;
+            }
+        }
     }
 
     /// All of the other's parts as well.
+    #[inline]
     pub fn add_all(&mut self, other: &Self) {
-        other.parts.iter().flatten().for_each(|&(account, time)| self.add(account, time));
+        other.iter().for_each(|(account, time)| self.add(account, time));
     }
 
     /// What they take together.
     pub fn total(&self) -> Ps {
-        self.parts.iter().flatten().map(|(_, time)| time).sum()
+        self.times.iter().sum()
     }
 
     /// Whether there is none.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.parts[0].is_none()
+        self.len == 0
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (Account, Ps)> + '_ {
+        self.accounts.iter().copied().zip(self.times.iter().copied()).take(usize::from(self.len))
     }
 }
 
@@ -134,17 +153,21 @@ impl Books {
     /// out.
     #[inline]
     pub fn divide(&mut self, core: usize, parts: &Parts) {
-        if !parts.is_empty() {
-            self.cores[core].divided = true;
+        if parts.is_empty() {
+            return;
+        }
+        if std::mem::replace(&mut self.cores[core].divided, true) {
             self.parts[core].add_all(parts);
+        } else {
+            self.parts[core] = *parts;
         }
     }
 
     #[inline(never)]
     fn book_parts(&mut self, core: usize, now: Ps) {
         let rest = self.cores[core].account;
-        let parts = std::mem::take(&mut self.parts[core]);
-        for (account, time) in parts.parts.into_iter().flatten() {
+        let parts = self.parts[core];
+        for (account, time) in parts.iter() {
             let book = &mut self.cores[core];
             book.account = account;
             let until = (book.since + time).min(now);

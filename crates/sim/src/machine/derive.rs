@@ -89,6 +89,7 @@ struct Measured {
     farther: Vec<(Distance, f64)>,
     lines: Vec<(Distance, f64)>,
     clock: Option<f64>,
+    fork: Option<f64>,
     first_touch: Option<f64>,
     map_unmap: Option<f64>,
 }
@@ -124,6 +125,7 @@ impl Measured {
             farther: at_distances(&|far| Some(remote("awake", far)? - awake)),
             lines: at_distances(&|far| price(&names::cache_transfer(far))),
             clock: price(&names::clock("monotonic", "alone")),
+            fork: price("process.fork"),
             first_touch: price(&names::first_touch("4k")),
             map_unmap: price("memory.map-unmap"),
         })
@@ -198,6 +200,10 @@ impl Derived {
                     self.set(name, a * self.pattern(name) / whole, "wake.futex.same-cpu, split as on the pattern");
                 }
             }
+        }
+        if let Some(fork) = measured.fork {
+            let source = "process.fork less a call; the child's end and the wait for it are in it";
+            self.set("kernel.fork", fork - self.now("kernel.syscall"), source);
         }
         if let Some(clock) = measured.clock {
             self.set("kernel.clock-read", clock, "clock.monotonic.alone");
@@ -422,6 +428,8 @@ mod tests {
         }
         assert_eq!(derived.prices["sim.kernel.syscall"].kind, PriceKind::Derived);
         assert_eq!(derived.prices["sim.kernel.tick"].kind, PriceKind::Assumed);
+        let fork = derived.prices["sim.kernel.fork"].ns + derived.prices["sim.kernel.syscall"].ns;
+        assert!((fork / measured.prices["process.fork"].ns).ln().abs() < 1e-3, "{fork}");
         let again = simulatable(&derived).unwrap();
         assert_eq!(*again, *derived, "a profile that has them keeps them");
     }

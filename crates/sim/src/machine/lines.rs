@@ -8,7 +8,9 @@
 //! Nothing here takes an event: who asks for a line learns when it will be there.
 
 use crate::engine::Ps;
+use muster_model::topology::Cpu;
 use muster_model::{CpuSet, Distance, Topology};
+use std::collections::BTreeMap;
 
 /// Number of a line.
 pub type LineId = u32;
@@ -36,9 +38,19 @@ pub type ByDistance = [Ps; Distance::ALL.len()];
 
 #[derive(Debug, Clone)]
 struct Line {
+    /// Who holds it while it is at one CPU or none, as most lines are most of the time.
+    holder: Holder,
+    /// Who hold it while they are several.
     holders: CpuSet,
     /// When the last request that was made will have been served.
     free_at: Ps,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Holder {
+    Nobody,
+    One(u32),
+    Several,
 }
 
 /// All lines of a machine, and its shape as lines see it.
@@ -50,6 +62,8 @@ pub struct Lines {
     memory: Ps,
     /// Each further copy when many read a line at once.
     copy: Ps,
+    /// By CPU.
+    places: Vec<Cpu>,
     /// By CPU, itself and all CPUs up to a distance: core, LLC, node.
     within: Vec<[CpuSet; 3]>,
     misses: [u64; Cause::ALL.len()],
@@ -61,49 +75,66 @@ const RINGS: [Distance; 3] = [Distance::SmtSibling, Distance::SameLlc, Distance:
 impl Lines {
     /// No lines, on the first `cpus` CPUs of a machine. `price` is for a line that moves from a CPU, `memory` from memory,
     /// `copy` for each further copy when many read it at once.
+    ///
+    /// # Panics
+    /// When the machine lacks one of them.
     pub fn new(topology: &Topology, cpus: usize, price: ByDistance, memory: Ps, copy: Ps) -> Self {
-        let up_to = |cpu: usize, ring: Distance| {
-            (0..cpus).filter(|&other| topology.distance(cpu, other).is_some_and(|far| far <= ring)).collect()
-        };
-        let within = (0..cpus).map(|cpu| RINGS.map(|ring| up_to(cpu, ring))).collect();
-        Self { lines: Vec::new(), price, memory, copy, within, misses: [0; Cause::ALL.len()] }
+        let place = |cpu: usize| *topology.cpu(cpu).expect("the machine has the CPUs");
+        let places: Vec<Cpu> = (0..cpus).map(place).collect();
+        let within = rings(&places);
+        Self { lines: Vec::new(), price, memory, copy, places, within, misses: [0; Cause::ALL.len()] }
     }
 
     /// A line that nobody holds.
     pub fn add(&mut self) -> LineId {
-        self.lines.push(Line { holders: CpuSet::EMPTY, free_at: 0 });
+        self.lines.push(Line { holder: Holder::Nobody, holders: CpuSet::EMPTY, free_at: 0 });
         self.lines.len() as LineId - 1
     }
 
     /// `cpu` reads the line at `at`; when it has it.
     #[inline]
     pub fn read(&mut self, line: LineId, cpu: usize, at: Ps, cause: Cause) -> Ps {
-        if self.lines[line as usize].holders.contains(cpu) {
-            return at;
+        let there = &self.lines[line as usize];
+        let (price, first) = match there.holder {
+            Holder::One(holder) if holder as usize == cpu => return at,
+            Holder::Several if there.holders.contains(cpu) => return at,
+            Holder::Nobody => (self.memory, None),
+            Holder::One(holder) => (self.price(holder as usize, cpu), Some(holder as usize)),
+            Holder::Several => (self.nearest(&there.holders, cpu), None),
+        };
+        let served = self.serve(line, at, price, cause);
+        let there = &mut self.lines[line as usize];
+        match (there.holder, first) {
+            (Holder::Several, _) => there.holders.insert(cpu),
+            (_, None) => there.holder = Holder::One(cpu as u32),
+            (_, Some(first)) => {
+                there.holders = CpuSet::single(first);
+                there.holders.insert(cpu);
+                there.holder = Holder::Several;
+            }
         }
-        let price = self.nearest(line, cpu);
-        let there = self.serve(line, at, price, cause);
-        self.lines[line as usize].holders.insert(cpu);
-        there
+        served
     }
 
     /// `cpu` writes the line at `at`; when it has it for itself.
     #[inline]
     pub fn write(&mut self, line: LineId, cpu: usize, at: Ps, cause: Cause) -> Ps {
-        let alone = CpuSet::single(cpu);
-        if self.lines[line as usize].holders == alone {
-            return at;
-        }
-        let price = self.farthest(line, cpu);
-        let there = self.serve(line, at, price, cause);
-        self.lines[line as usize].holders = alone;
-        there
+        let there = &self.lines[line as usize];
+        let price = match there.holder {
+            Holder::One(holder) if holder as usize == cpu => return at,
+            Holder::Nobody => self.memory,
+            Holder::One(holder) => self.price(holder as usize, cpu),
+            Holder::Several => self.farthest(&there.holders, cpu),
+        };
+        let served = self.serve(line, at, price, cause);
+        self.lines[line as usize].holder = Holder::One(cpu as u32);
+        served
     }
 
     /// The line comes to `cpu` alone at `at`, at the end of transfers that were reckoned elsewhere.
     pub fn hand_over(&mut self, line: LineId, cpu: usize, at: Ps) {
         self.keep_busy(line, at);
-        self.lines[line as usize].holders = CpuSet::single(cpu);
+        self.lines[line as usize].holder = Holder::One(cpu as u32);
     }
 
     /// The line is kept busy until `until` by CPUs that try in vain: who asks now is served later.
@@ -113,11 +144,15 @@ impl Lines {
     }
 
     /// What moving a line from `from` to `to` costs.
+    #[inline]
     pub fn price(&self, from: usize, to: usize) -> Ps {
-        if from == to {
-            return 0;
-        }
-        self.price[ring(|within| within.contains(from), &self.within[to])]
+        self.price[self.distance(from, to) as usize]
+    }
+
+    /// How far apart two CPUs are.
+    #[inline]
+    pub fn distance(&self, a: usize, b: usize) -> Distance {
+        if a == b { Distance::SameCpu } else { self.places[a].distance(&self.places[b]) }
     }
 
     /// How long each further copy takes when many read a line at once.
@@ -142,21 +177,31 @@ impl Lines {
         *free_at
     }
 
-    fn nearest(&self, line: LineId, cpu: usize) -> Ps {
-        let holders = &self.lines[line as usize].holders;
-        if holders.is_empty() {
-            return self.memory;
-        }
-        self.price[ring(|within| !within.intersection(holders).is_empty(), &self.within[cpu])]
+    fn nearest(&self, holders: &CpuSet, cpu: usize) -> Ps {
+        self.price[ring(|within| !within.is_disjoint(holders), &self.within[cpu])]
     }
 
-    fn farthest(&self, line: LineId, cpu: usize) -> Ps {
-        let holders = &self.lines[line as usize].holders;
-        if holders.is_empty() {
-            return self.memory;
-        }
+    fn farthest(&self, holders: &CpuSet, cpu: usize) -> Ps {
         self.price[ring(|within| holders.is_subset(within), &self.within[cpu])]
     }
+}
+
+/// By CPU, the CPUs up to each of [`RINGS`].
+fn rings(places: &[Cpu]) -> Vec<[CpuSet; 3]> {
+    let by = |of: fn(&Cpu) -> u32| {
+        let mut sets: BTreeMap<u32, CpuSet> = BTreeMap::new();
+        for (cpu, place) in places.iter().enumerate() {
+            sets.entry(of(place)).or_insert(CpuSet::EMPTY).insert(cpu);
+        }
+        sets
+    };
+    let (cores, llcs, nodes) = (by(|cpu| cpu.core), by(|cpu| cpu.llc), by(|cpu| cpu.node));
+    let up_to = |cpu: &Cpu| {
+        let core = cores[&cpu.core];
+        let llc = core.union(&llcs[&cpu.llc]);
+        [core, llc, llc.union(&nodes[&cpu.node])]
+    };
+    places.iter().map(up_to).collect()
 }
 
 /// The first ring that satisfies `is_it`, as an index by [`Distance`]; [`Distance::OtherNode`] when none does.
@@ -180,6 +225,14 @@ mod tests {
         let mut lines = Lines::new(&topology, CPUS, PRICE, MEMORY, 20);
         let line = lines.add();
         (lines, line)
+    }
+
+    fn holders(lines: &Lines, line: LineId) -> CpuSet {
+        match lines.lines[line as usize].holder {
+            Holder::Nobody => CpuSet::EMPTY,
+            Holder::One(cpu) => CpuSet::single(cpu as usize),
+            Holder::Several => lines.lines[line as usize].holders,
+        }
     }
 
     #[test]
@@ -217,9 +270,9 @@ mod tests {
             let mut last = 0;
             for (cpu, writes, later) in requests {
                 at += later;
-                let held = lines.lines[line as usize].holders.contains(cpu);
+                let held = holders(&lines, line).contains(cpu);
                 let there = if writes { lines.write(line, cpu, at, Cause::User) } else { lines.read(line, cpu, at, Cause::User) };
-                let holders = lines.lines[line as usize].holders;
+                let holders = holders(&lines, line);
                 prop_assert!(there >= at);
                 prop_assert!(holders.contains(cpu));
                 prop_assert!(!writes || holders.len() == 1);

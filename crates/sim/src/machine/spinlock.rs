@@ -61,10 +61,12 @@ impl SpinLock {
     pub fn acquire(&mut self, lines: &mut Lines, cpu: usize, at: Ps, cause: Cause) -> Ps {
         debug_assert!(!self.is_open, "a lock is released before the next CPU's turn");
         self.is_open = true;
-        let waiting = self.waiting(at);
         let has_it = if at < self.free_at {
+            let waiting = self.waiting(at);
             self.queue(lines, cpu, at, waiting as Ps, cause)
         } else {
+            // All who waited have had it.
+            self.gets.clear();
             lines.write(self.line, cpu, at, cause)
         };
         self.gets.push_back(has_it);

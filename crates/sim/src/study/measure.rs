@@ -2,6 +2,7 @@
 
 use crate::Outcome;
 use crate::machine::tlb::Space;
+use crate::progress::Stall;
 use muster_model::study::{IdleIn, Measure, MissKind, MissPart};
 use muster_model::{Account, ModelError};
 
@@ -89,26 +90,49 @@ impl RunFigures for Outcome {
 const KERNEL: [Account; 5] =
     [Account::Kernel, Account::HaltWake, Account::Ipi, Account::TlbShootdown, Account::CacheTransfer];
 
+/// Why a measure has no value.
+#[derive(Debug)]
+pub enum NoValue {
+    /// A run is not there, or lacks a figure.
+    Input(ModelError),
+    /// A run that it rests on never ends.
+    GotNowhere(Stall),
+}
+
+impl From<ModelError> for NoValue {
+    fn from(error: ModelError) -> Self {
+        Self::Input(error)
+    }
+}
+
 /// The value of a measure; `find` gives the figures of the run of a configuration.
 ///
 /// # Errors
-/// When `find` fails, or a run lacks a figure.
+/// When `find` fails, or a run lacks a figure. Among several runs of which the fastest counts, one that got nowhere is
+/// the slowest.
 pub fn evaluate<'a>(
     measure: &Measure,
-    find: &dyn Fn(&str) -> Result<&'a dyn RunFigures, ModelError>,
-) -> Result<f64, ModelError> {
-    let seconds = |run: &str| Ok::<f64, ModelError>(find(run)?.seconds());
-    let slowdown = |run: &str, baseline: &str| -> Result<f64, ModelError> {
-        Ok((seconds(run)? / seconds(baseline)? - 1.0) * 100.0)
+    find: &dyn Fn(&str) -> Result<&'a dyn RunFigures, NoValue>,
+) -> Result<f64, NoValue> {
+    let seconds = |run: &str| Ok::<f64, NoValue>(find(run)?.seconds());
+    let slowdown =
+        |run: &str, baseline: &str| -> Result<f64, NoValue> { Ok((seconds(run)? / seconds(baseline)? - 1.0) * 100.0) };
+    let fastest = |runs: &[String]| -> Result<f64, NoValue> {
+        let (mut least, mut last) = (f64::INFINITY, None);
+        for run in runs {
+            match seconds(run) {
+                Ok(seconds) => least = least.min(seconds),
+                Err(NoValue::GotNowhere(stall)) => last = Some(stall),
+                Err(error) => return Err(error),
+            }
+        }
+        last.filter(|_| least.is_infinite()).map_or(Ok(least), |stall| Err(NoValue::GotNowhere(stall)))
     };
-    let fastest = |runs: &[String]| -> Result<f64, ModelError> {
-        runs.iter().try_fold(f64::INFINITY, |least, run| Ok(least.min(seconds(run)?)))
-    };
-    let misses = |run: &str, what, of: Option<MissPart>| -> Result<f64, ModelError> {
+    let misses = |run: &str, what, of: Option<MissPart>| -> Result<f64, NoValue> {
         let parts = of.map_or(MissPart::ALL.to_vec(), |part| vec![part]);
         let run = find(run)?;
         let count = parts.iter().try_fold(0.0, |sum, &part| run.misses(what, part).map(|count| sum + count));
-        count.ok_or_else(|| not_simulated(&format!("misses of {what:?}")))
+        count.ok_or_else(|| not_simulated(&format!("misses of {what:?}")).into())
     };
     Ok(match measure {
         Measure::WakeLatency { run } => find(run)?.lock_wake_us(),
@@ -181,7 +205,7 @@ mod tests {
     }
 
     /// The value of a measure over runs that took 1, 2 and 4 seconds, `slow` with all figures.
-    fn value(text: &str) -> Result<f64, ModelError> {
+    fn value(text: &str) -> Result<f64, NoValue> {
         let shares = [("handle_pmt_io", 0.25), ("kernel", 0.5), ("Vmm", 0.125)].map(|(k, v)| (k.to_owned(), v)).into();
         let runs: BTreeMap<&str, Made> = [
             ("fast", Made { seconds: 1.0, misses: Some([1.0, 2.0, 0.0, 0.0]), ..Made::default() }),
@@ -190,7 +214,11 @@ mod tests {
         ]
         .into();
         let measure: Measure = serde_json::from_str(text).unwrap();
-        let find = |run: &str| Ok(&runs[run] as &dyn RunFigures);
+        let stall = Stall { length_ps: 1, until_ps: 2, place: "schedule".to_owned(), share: 0.9 };
+        let find = |run: &str| match runs.get(run) {
+            Some(run) => Ok(run as &dyn RunFigures),
+            None => Err(NoValue::GotNowhere(stall.clone())),
+        };
         evaluate(&measure, &find)
     }
 
@@ -220,6 +248,21 @@ mod tests {
     }
 
     #[test]
+    fn a_run_that_got_nowhere_has_no_value_but_is_slower_than_any_other() {
+        for text in [
+            r#"{"slowdown":{"run":"nowhere","baseline":"fast"}}"#,
+            r#"{"advantage":{"run":"fast","rivals":["nowhere"]}}"#,
+            r#"{"best-speedup":{"runs":["nowhere"],"baseline":"slow"}}"#,
+            r#"{"kernel-share":{"run":"nowhere"}}"#,
+        ] {
+            let Err(NoValue::GotNowhere(stall)) = value(text) else { panic!("{text}") };
+            assert_eq!(stall.to_string(), "no progress: 90 % of the time in schedule");
+        }
+        let best = value(r#"{"best-speedup":{"runs":["nowhere","half"],"baseline":"slow"}}"#).unwrap();
+        assert_eq!(best, 2.0);
+    }
+
+    #[test]
     fn a_figure_that_a_run_lacks_is_named() {
         for (text, wanted) in [
             (r#"{"function-share":{"run":"fast","function":"handle_pmt_io"}}"#, "handle_pmt_io"),
@@ -227,7 +270,8 @@ mod tests {
             (r#"{"idle-share":{"run":"slow","of":"daemon"}}"#, "idle time in Daemon"),
             (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"itlb"}}"#, "misses of Itlb"),
         ] {
-            let error = value(text).unwrap_err().to_string();
+            let NoValue::Input(error) = value(text).unwrap_err() else { panic!("{text}") };
+            let error = error.to_string();
             assert!(error.starts_with("not simulated yet: found ") && error.contains(wanted), "{error}");
         }
     }

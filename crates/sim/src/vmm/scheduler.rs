@@ -1,6 +1,6 @@
 //! Who decides which vCPU runs on which pCPU.
 
-use muster_model::study::{Experiment, Pin, VmScheduler, VmSpec};
+use muster_model::study::{Experiment, Pin, Share, VmScheduler, VmSpec};
 use muster_model::{CpuSet, ModelError, Topology};
 use muster_policy::credit;
 
@@ -33,13 +33,14 @@ impl VmmScheduler {
             topology: topology.clone(),
             pcpus,
             tickle: experiment.tickle,
-            lone_skips_balance: lone_skips_balance || experiment.lone_skips_balance,
+            lone_skips_balance,
         })?;
         for vm in vms {
-            let domain = scheduler.add_domain(credit::Share { weight: vm.weight, cap: vm.cap })?;
+            let Share { weight, cap, pin } = vm.share;
+            let domain = scheduler.add_domain(credit::Share { weight, cap })?;
             for index in 0..vm.vcpus as usize {
                 let anywhere = CpuSet::first(pcpus);
-                let affinity = if vm.pin == Pin::Each { CpuSet::single(index) } else { anywhere };
+                let affinity = if pin == Pin::Each { CpuSet::single(index) } else { anywhere };
                 scheduler.add_vcpu(domain, &affinity)?;
             }
         }

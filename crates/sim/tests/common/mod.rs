@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use muster_model::study::{
-    Consolidation, Environment, Experiment, GuestKernel, IdleKind, Pin, Placement, Remedy, RemoteWake, Tickle,
+    Consolidation, Environment, Experiment, GuestKernel, IdleKind, Pin, Placement, Remedy, RemoteWake, Share, Tickle,
     VmScheduler, VmSpec, WakeSignal,
 };
 use muster_model::{Account, Profile, Topology, Workload};
@@ -104,28 +104,23 @@ fn share(case: &mut Case, draw: &mut Draw) {
     experiment.pcpus = Some(pcpus);
     experiment.scheduler = Some(VmScheduler::Credit);
     experiment.tickle = [Tickle::One, Tickle::All][draw.below(2)];
-    experiment.lone_skips_balance = draw.below(2) == 0;
-    (experiment.weight, experiment.cap) = weight_and_cap(draw);
-    experiment.pin = pin(draw, experiment.cores, pcpus);
+    experiment.share = vm_share(draw, experiment.cores, pcpus);
     for _ in 0..draw.below(3) {
         let vcpus = draw.below(most) as u32 + 1;
-        let (weight, cap) = weight_and_cap(draw);
         let consolidation = [Consolidation::None, Consolidation::Yielding, Consolidation::Controller][draw.below(3)];
-        let pin = pin(draw, vcpus, pcpus);
+        let share = vm_share(draw, vcpus, pcpus);
         let threads = Some(draw.below(12) as u32 + 1);
         let repeat = draw.below(2) == 0;
         let workload = String::new();
-        experiment.vms.push(VmSpec { workload, vcpus, used: None, threads, weight, cap, pin, consolidation, repeat });
+        experiment.vms.push(VmSpec { workload, vcpus, used: None, threads, share, consolidation, repeat });
         case.company.push(random_workload(draw));
     }
 }
 
-fn weight_and_cap(draw: &mut Draw) -> (u16, u16) {
-    ([64, 256, 256, 1024][draw.below(4)], [0, 0, 40, 150][draw.below(4)])
-}
-
-fn pin(draw: &mut Draw, vcpus: u32, pcpus: u32) -> Pin {
-    if vcpus <= pcpus && draw.below(2) == 0 { Pin::Each } else { Pin::None }
+fn vm_share(draw: &mut Draw, vcpus: u32, pcpus: u32) -> Share {
+    let (weight, cap) = ([64, 256, 256, 1024][draw.below(4)], [0, 0, 40, 150][draw.below(4)]);
+    let pin = if vcpus <= pcpus && draw.below(2) == 0 { Pin::Each } else { Pin::None };
+    Share { weight, cap, pin }
 }
 
 struct Draw(Xoshiro256PlusPlus);

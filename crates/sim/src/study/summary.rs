@@ -1,0 +1,110 @@
+//! What a study keeps of a run: the figures that numbers and curves are computed from, small enough to keep for every run
+//! and to write down as soon as the run has ended.
+
+use super::measure::RunFigures;
+use crate::engine::Ps;
+use crate::progress::Stall;
+use crate::run::{Outcome, active_share};
+use muster_model::study::{Experiment, IdleIn, MissKind, MissPart, VMM_FUNCTIONS};
+use serde::{Deserialize, Serialize};
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RunEnd {
+    /// With its program.
+    Ended(RunSummary),
+    /// It was given up as it would never have ended.
+    GotNowhere(Stall),
+}
+
+/// A run of a study, and how it ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunRecord {
+    /// The run.
+    pub experiment: Experiment,
+    /// Its end.
+    pub end: RunEnd,
+}
+
+impl RunRecord {
+    /// Its figures, if it ended.
+    pub fn summary(&self) -> Option<&RunSummary> {
+        match &self.end {
+            RunEnd::Ended(summary) => Some(summary),
+            RunEnd::GotNowhere(_) => None,
+        }
+    }
+}
+
+/// The figures of a run, as [`RunFigures`] has them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunSummary {
+    /// Simulated time.
+    pub wall_ps: Ps,
+    /// Cores of the machine.
+    pub cores: u32,
+    /// Events.
+    pub events: u64,
+    /// When the number of active cores changed, and to what; ascending.
+    pub active_history: Vec<(Ps, u32)>,
+    lock_wake_us: f64,
+    idle_transitions_per_s: f64,
+    /// In the order of [`VMM_FUNCTIONS`].
+    functions: [Option<f64>; VMM_FUNCTIONS.len()],
+    kernel: Option<f64>,
+    /// In the order of [`IDLE`].
+    idle: [Option<f64>; IDLE.len()],
+    /// By [`MISSES`] and [`MissPart::ALL`].
+    misses: [[Option<f64>; MissPart::ALL.len()]; MISSES.len()],
+}
+
+const IDLE: [IdleIn; 3] = [IdleIn::Guest, IdleIn::Vmm, IdleIn::Daemon];
+const MISSES: [MissKind; 2] = [MissKind::L2, MissKind::Itlb];
+
+impl RunSummary {
+    /// The figures of an outcome.
+    pub fn of(outcome: &Outcome) -> Self {
+        Self {
+            wall_ps: outcome.wall_ps,
+            cores: outcome.cores,
+            events: outcome.counters.events,
+            active_history: outcome.active_history.clone(),
+            lock_wake_us: outcome.lock_wake_us(),
+            idle_transitions_per_s: outcome.idle_transitions_per_second(),
+            functions: VMM_FUNCTIONS.map(|function| outcome.function_share(function)),
+            kernel: outcome.kernel_share(),
+            idle: IDLE.map(|of| outcome.idle_share(of)),
+            misses: MISSES.map(|what| MissPart::ALL.map(|of| RunFigures::misses(outcome, what, of))),
+        }
+    }
+}
+
+impl RunFigures for RunSummary {
+    fn seconds(&self) -> f64 {
+        self.wall_ps as f64 / 1e12
+    }
+    fn lock_wake_us(&self) -> f64 {
+        self.lock_wake_us
+    }
+    fn idle_transitions_per_second(&self) -> f64 {
+        self.idle_transitions_per_s
+    }
+    fn active_share(&self, at_most: u32) -> f64 {
+        active_share(&self.active_history, self.wall_ps, at_most)
+    }
+    fn function_share(&self, function: &str) -> Option<f64> {
+        let index = VMM_FUNCTIONS.iter().position(|&known| known == function)?;
+        self.functions[index]
+    }
+    fn kernel_share(&self) -> Option<f64> {
+        self.kernel
+    }
+    fn idle_share(&self, of: IdleIn) -> Option<f64> {
+        self.idle[IDLE.iter().position(|&known| known == of)?]
+    }
+    fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
+        let (what, of) = (MISSES.iter().position(|&it| it == what)?, MissPart::ALL.iter().position(|&it| it == of)?);
+        self.misses[what][of]
+    }
+}
