@@ -66,7 +66,10 @@ mod tests {
             (r#"{"bytes":0}"#, "groups.g.working_set.bytes: found 0; allowed: 1 to 1099511627776"),
             (r#"{"bytes":64,"shared_bytes":65}"#, "groups.g.working_set.shared_bytes: found 65; allowed: 0 to 64"),
             (r#"{"bytes":64,"line_ns":0}"#, "groups.g.working_set.line_ns: found 0"),
-            (r#"{"bytes":64,"written_percent":101}"#, "groups.g.working_set.written_percent: found 101; allowed: 0 to 100"),
+            (
+                r#"{"bytes":64,"written_percent":101}"#,
+                "groups.g.working_set.written_percent: found 101; allowed: 0 to 100",
+            ),
             (r#"{"bytes":64,"private":1}"#, "unknown field `private`"),
             (r#"{"shared_bytes":64}"#, "missing field `bytes`"),
             (r#"{"bytes":-1}"#, "invalid value"),

@@ -11,6 +11,7 @@
 use super::thread::{Mode, Step};
 use crate::engine::Ps;
 use crate::guest::vcpu::VcpuState;
+use crate::machine::lines::Cause;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::Account;
 
@@ -80,6 +81,7 @@ impl World {
         let vcpu = &self.vcpus[waiting];
         if vm.flushes_left == 0 && vcpu.state == VcpuState::AwaitingAcks && !vcpu.is_stopped() {
             let line = self.prices.cache_line[self.apart(c, waiting)];
+            self.shared.lines.add_misses(Cause::Guest, 1);
             self.queue.schedule(slot_of(waiting, kind::VCPU), self.now + line);
         }
     }

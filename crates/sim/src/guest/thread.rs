@@ -279,6 +279,7 @@ impl World {
     /// The vCPU's thread runs a stretch, after which `step` follows.
     #[inline]
     pub(crate) fn stretch(&mut self, c: usize, duration: Ps, account: Account, in_kernel: bool, step: Step) {
+        let filling = self.fill_caches(c, in_kernel, duration);
         let walking = self.walk_tables(c, in_kernel, duration);
         let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.step = step;
@@ -287,11 +288,12 @@ impl World {
         thread.in_kernel = in_kernel;
         thread.remaining = 0;
         self.vcpus[c].run_since = self.now;
-        self.busy(c, VcpuState::Thread, account, duration + walking);
-        if walking > 0 {
+        self.busy(c, VcpuState::Thread, account, duration + walking + filling.total());
+        if walking + filling.moved > 0 {
             self.kernel_walks += walking * Ps::from(in_kernel);
             let mut parts = Parts::NONE;
             parts.add(Account::PageWalk, walking);
+            parts.add(Account::CacheTransfer, filling.moved);
             self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
         }
     }
@@ -433,6 +435,7 @@ impl World {
                 }
                 Op::Clock(times) => return self.reads_clock(c, times),
                 Op::Shootdown => return self.shoot_down(c),
+                Op::Stream(lines) => self.streams(t, lines),
                 Op::Sleep(duration) => {
                     let price = self.prices.syscall + self.prices.block;
                     return self.in_kernel(c, price, Step::Sleep(duration));
@@ -524,7 +527,9 @@ impl World {
         if waker == NONE || waker as usize == c {
             return self.in_kernel(c, self.prices.return_from_wait, Step::Returned);
         }
-        let lines = self.prices.wake_lines[self.apart(waker as usize, c)];
+        let distance = self.apart(waker as usize, c);
+        self.count_wake_lines(distance);
+        let lines = self.prices.wake_lines[distance];
         self.stretch(c, lines, Account::CacheTransfer, true, Step::Near);
     }
 

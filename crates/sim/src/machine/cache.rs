@@ -521,7 +521,10 @@ mod tests {
             touch(&mut caches, cpu, written, 2048.0);
         }
         let [private, domain] = touch(&mut caches, 0, written, 2048.0);
-        assert!(near(private, 1024.0) && near(domain, 1024.0), "what was written elsewhere is not here: {private} {domain}");
+        assert!(
+            near(private, 1024.0) && near(domain, 1024.0),
+            "what was written elsewhere is not here: {private} {domain}"
+        );
     }
 
     #[test]

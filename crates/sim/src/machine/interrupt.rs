@@ -65,7 +65,9 @@ impl World {
         let price = self.handler_price(c, bits, entering);
         let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
         self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
-        self.busy(c, VcpuState::Interrupt, account, price);
+        let fetching = self.fill_in_handlers(c, price);
+        self.busy(c, VcpuState::Interrupt, account, price + fetching.time);
+        self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &fetching.parts);
     }
 
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {

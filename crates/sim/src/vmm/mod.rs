@@ -11,6 +11,7 @@ pub mod shared;
 
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
+use crate::machine::lines::Cause;
 use crate::machine::prices::Prices;
 use crate::world::World;
 use muster_model::Account;
@@ -87,7 +88,11 @@ impl World {
     pub(crate) fn halt(&mut self, c: usize) {
         if self.virtualized {
             self.vm_mut(c).counters.halt_exits += 1;
-            self.busy(c, VcpuState::Suspending, Account::HaltWake, self.prices.vm_exit + self.prices.suspend);
+            let price = self.prices.vm_exit + self.prices.suspend;
+            let p = self.vcpus[c].pcpu as usize;
+            let fetching = self.vmm_fetches(p, Cause::Vmm, price);
+            self.busy(c, VcpuState::Suspending, Account::HaltWake, price + fetching.time);
+            self.ledgers.divide(c, p, &fetching.parts);
         } else {
             self.rest(c, VcpuState::Halted, Account::Idle);
         }
