@@ -11,6 +11,7 @@
 use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::machine::cache::{Caches, Filling, Misses, SetId};
+use crate::machine::interrupt::reason;
 use crate::machine::lines::{ByDistance, Cause};
 use crate::machine::tlb::Space;
 use crate::workload::program::Program;
@@ -24,11 +25,11 @@ pub const PAGE_LINES: u32 = 64;
 /// pages has (`guest::kernel`): assumed.
 const KERNEL: [u64; 2] = [32 << 10, 48 << 10];
 /// What the VMM goes through from an exit or a call until it is back in the guest: code, and data of the pCPU. Assumed.
-const VMM: [u64; 2] = [16 << 10, 8 << 10];
+const VMM: [u64; 2] = [6 << 10, 2 << 10];
 /// Code of the VMM's scheduler; what it shares between pCPUs are lines by themselves. Assumed.
 const SCHEDULER: u64 = 4 << 10;
 /// Kernels come to another line of theirs once in this time: assumed.
-const LINE: Ps = 10 * NS;
+const LINE: Ps = 40 * NS;
 /// What the VMM takes of a paravirtualized guest's way into its kernel: about `sim.xen.bounce` and `sim.xen.iret`.
 const ON_THE_WAY: Ps = 500 * NS;
 
@@ -204,12 +205,15 @@ impl World {
         filling
     }
 
-    /// What vCPU `c`'s interrupt handlers, which run for `time`, fetch into caches, the VMM's part included.
-    pub(crate) fn fill_in_handlers(&mut self, c: usize, time: Ps) -> Cost {
+    /// What vCPU `c`'s handlers of the interrupts `bits` fetch into caches; with what the VMM does for that they take `time`.
+    pub(crate) fn fill_in_handlers(&mut self, c: usize, bits: u8, time: Ps) -> Cost {
         let p = self.vcpus[c].pcpu as usize;
-        let Some(sets) = &mut self.working_sets else { return self.vmm_fetches_in_guest(p, time) };
-        let mut cost = as_cost(sets.kernel(p, c, time), 0);
-        cost += self.vmm_fetches_in_guest(p, time);
+        let tick = if bits & reason::TICK != 0 { self.prices.tick } else { 0 };
+        let handlers = (Ps::from(bits.count_ones()) * self.prices.interrupt + tick).min(time);
+        let mut cost = self.vmm_fetches_in_guest(p, time - handlers);
+        if let Some(sets) = &mut self.working_sets {
+            cost += as_cost(sets.kernel(p, c, handlers), 0);
+        }
         cost
     }
 

@@ -2,8 +2,9 @@
 //!
 //! A *working set* is memory that code goes through again and again. Code that runs comes to lines of it at a rate, evenly
 //! over the whole; what of it a cache holds is found there, the rest is missed and comes in. What comes in takes free room
-//! first and then displaces what the cache holds of other sets, each in proportion. A set that is larger than a cache fills it and
-//! goes on missing. A line that another CPU has written is lost here (at the same rate of evenly spread lines).
+//! first and then displaces what the cache holds of other sets, each in proportion. A set that is larger than a cache goes on
+//! missing, and displaces its own lines like others'. A line that another CPU has written is lost here; lines that are written
+//! are as evenly spread as those that are touched.
 //!
 //! A miss of the private cache asks the last-level cache, which is reckoned alike; what that misses comes from the
 //! last-level cache that had the set last, as far as that one holds it, and else from memory.
@@ -172,13 +173,13 @@ impl Cache {
         }
     }
 
-    /// So many lines come in besides `own`, which stay; others give way.
+    /// So many lines come in besides `own`, which stay; what part of the others does.
     #[inline]
-    fn insert(&mut self, lines: f64, own: f64) {
+    fn insert(&mut self, lines: f64, own: f64) -> f64 {
         let excess = self.used + lines - self.capacity;
         if excess <= 0.0 {
             self.used += lines;
-            return;
+            return 1.0;
         }
         self.used = self.capacity;
         let others = self.capacity - own - (lines - excess);
@@ -193,6 +194,7 @@ impl Cache {
             self.epoch += 2;
             self.kept = 1.0;
         }
+        keeps.max(0.0)
     }
 
     /// Some of a set's lines are touched, evenly spread over `among` of them, of which this cache holds what `place` says.
@@ -216,8 +218,13 @@ impl Cache {
             let now = (held + fill).min(self.capacity);
             let misses = fill.max(touches * ((lines - now) / among).min(1.0));
             look = place.missed(misses, missing);
-            self.insert(now - held, held);
-            held = now;
+            // What fits is used again before it is the oldest; what does not displaces itself as well.
+            held = if lines <= self.capacity {
+                self.insert(now - held, held);
+                now
+            } else {
+                (held * self.insert(misses, 0.0) + misses).min(self.capacity)
+            };
         }
         (place.held, place.kept, place.epoch) = (held, self.kept, self.epoch);
         look
