@@ -8,7 +8,7 @@
 //!
 //! A VM whose workload states none has no working sets at all, and costs nothing here.
 
-use crate::engine::books::Cost;
+use crate::engine::books::{Cost, Parts};
 use crate::engine::{NS, Ps};
 use crate::machine::cache::{Caches, Filling, Misses, SetId};
 use crate::machine::interrupt::reason;
@@ -21,15 +21,15 @@ use muster_model::{Account, ModelError, Profile, Topology};
 /// Lines of a page of 4 KiB.
 pub const PAGE_LINES: u32 = 64;
 
-/// What a guest's kernel goes through: code that all its vCPUs share, and data of each. As many bytes as its footprint of
-/// pages has (`guest::kernel`): assumed.
-const KERNEL: [u64; 2] = [32 << 10, 48 << 10];
-/// What the VMM goes through from an exit or a call until it is back in the guest: code, and data of the pCPU. Assumed.
-const VMM: [u64; 2] = [6 << 10, 2 << 10];
-/// Code of the VMM's scheduler; what it shares between pCPUs are lines by themselves. Assumed.
-const SCHEDULER: u64 = 4 << 10;
-/// Kernels come to another line of theirs once in this time: assumed.
-const LINE: Ps = 40 * NS;
+/// What a guest's kernel goes through on a vCPU: as many bytes as its footprint of pages has (`guest::kernel`), assumed. Its
+/// data is the larger part.
+const KERNEL: (u64, u64) = (80 << 10, 60);
+/// What the VMM goes through on a pCPU from an exit or a call until it is back in the guest: 128 lines, assumed.
+const VMM: (u64, u64) = (8 << 10, 50);
+/// Code of the VMM's scheduler: assumed. What it shares between pCPUs are lines by themselves.
+const SCHEDULER: (u64, u64) = (4 << 10, 0);
+/// Lines that kernels and VMMs come to in a picosecond, one in 40 ns: assumed.
+const LINES: f64 = 1.0 / 40e3;
 /// What the VMM takes of a paravirtualized guest's way into its kernel: about `sim.xen.bounce` and `sim.xen.iret`.
 const ON_THE_WAY: Ps = 500 * NS;
 
@@ -53,11 +53,10 @@ struct OfThread {
 pub struct WorkingSets {
     caches: Caches,
     threads: Vec<OfThread>,
-    /// By vCPU, its kernel's code and data; none where its VM has no working sets.
-    kernels: Vec<Option<[SetId; 2]>>,
-    /// By pCPU, the VMM's code and data.
+    /// By vCPU, its kernel's; none where its VM has no working sets.
+    kernels: Vec<Option<SetId>>,
+    /// By pCPU, the VMM's and its scheduler's.
     vmm: Vec<[SetId; 2]>,
-    scheduler: SetId,
     /// How long programs have waited for lines from other CPUs' caches.
     moved_for_users: Ps,
 }
@@ -88,11 +87,9 @@ impl WorkingSets {
             return Ok(None);
         }
         let mut caches = Caches::new(profile, topology, pcpus, line)?;
-        let code = caches.add_set(VMM[0], 0, true);
-        let vmm = (0..pcpus).map(|_| [code, caches.add_set(VMM[1], 100, false)]).collect();
-        let scheduler = caches.add_set(SCHEDULER, 0, true);
-        let (threads, kernels) = (Vec::new(), Vec::new());
-        let mut this = Self { caches, threads, kernels, vmm, scheduler, moved_for_users: 0 };
+        let mut own = |(bytes, written)| caches.add_set(bytes, written, false);
+        let vmm = (0..pcpus).map(|_| [own(VMM), own(SCHEDULER)]).collect();
+        let mut this = Self { caches, threads: Vec::new(), kernels: Vec::new(), vmm, moved_for_users: 0 };
         vms.for_each(|(vcpus, program)| this.add_vm(vcpus, program));
         Ok(Some(Box::new(this)))
     }
@@ -103,8 +100,7 @@ impl WorkingSets {
             return self.threads.extend(program.threads.iter().map(|_| OfThread::default()));
         }
         let caches = &mut self.caches;
-        let code = caches.add_set(KERNEL[0], 0, true);
-        self.kernels.extend((0..vcpus).map(|_| Some([code, caches.add_set(KERNEL[1], 100, false)])));
+        self.kernels.extend((0..vcpus).map(|_| Some(caches.add_set(KERNEL.0, KERNEL.1, false))));
         let mut shared = std::collections::BTreeMap::new();
         for thread in &program.threads {
             let Some(set) = thread.working_set else {
@@ -153,26 +149,48 @@ impl WorkingSets {
         filling
     }
 
-    /// The kernel of a vCPU runs.
+    /// The kernel of a vCPU runs for `time` on a CPU.
+    #[inline]
     fn kernel(&mut self, cpu: usize, vcpu: usize, time: Ps) -> Filling {
-        let Some(sets) = self.kernels[vcpu] else { return Filling::default() };
-        self.both(cpu, sets, KERNEL, time, Cause::Guest)
+        let Some(set) = self.kernels[vcpu] else { return Filling::default() };
+        self.caches.touch(cpu, set, time as f64 * LINES, Cause::Guest)
     }
 
-    /// The VMM, or its scheduler, runs on a CPU.
+    /// The VMM, or its scheduler, runs for `time` on a CPU.
+    #[inline]
     fn vmm(&mut self, cpu: usize, cause: Cause, time: Ps) -> Filling {
-        if cause == Cause::VmmScheduler {
-            return self.caches.touch(cpu, self.scheduler, (time / LINE + 1) as f64, cause);
-        }
-        self.both(cpu, self.vmm[cpu], VMM, time, cause)
+        let set = self.vmm[cpu][usize::from(cause == Cause::VmmScheduler)];
+        self.caches.touch(cpu, set, time as f64 * LINES, cause)
+    }
+}
+
+/// What code fetches into caches and TLBs, on top of what it takes otherwise.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Fetching {
+    pub(crate) filling: Filling,
+    /// Walks through page tables.
+    pub(crate) walking: Ps,
+}
+
+impl Fetching {
+    /// All of it.
+    #[inline]
+    pub(crate) fn total(&self) -> Ps {
+        self.filling.total() + self.walking
     }
 
-    /// Code that runs for `time` comes to lines of both sets, to more of the larger one.
-    fn both(&mut self, cpu: usize, sets: [SetId; 2], bytes: [u64; 2], time: Ps, cause: Cause) -> Filling {
-        let lines = (time / LINE + 1) as f64 / (bytes[0] + bytes[1]) as f64;
-        let mut filling = self.caches.touch(cpu, sets[0], lines * bytes[0] as f64, cause);
-        filling += self.caches.touch(cpu, sets[1], lines * bytes[1] as f64, cause);
-        filling
+    /// Adds what is not its code's own to the parts of a stretch.
+    #[inline]
+    pub(crate) fn divide(&self, parts: &mut Parts) {
+        parts.add(Account::PageWalk, self.walking);
+        parts.add(Account::CacheTransfer, self.filling.moved);
+    }
+
+    /// Adds it to a cost.
+    #[inline]
+    pub(crate) fn add_to(&self, cost: &mut Cost) {
+        cost.time += self.total();
+        self.divide(&mut cost.parts);
     }
 }
 
@@ -186,8 +204,15 @@ impl World {
     /// What a stretch of `time` of vCPU `c`'s thread, in the kernel or not, fetches into caches. A paravirtualized kernel is
     /// entered by way of the VMM.
     #[inline]
-    pub(crate) fn fill_caches(&mut self, c: usize, in_kernel: bool, time: Ps) -> Filling {
+    fn fill_caches(&mut self, c: usize, in_kernel: bool, time: Ps) -> Filling {
         if self.working_sets.is_none() { Filling::default() } else { self.fill_followed_caches(c, in_kernel, time) }
+    }
+
+    /// What a stretch of vCPU `c`'s thread fetches into caches and TLBs.
+    #[inline]
+    pub(crate) fn fetch_in_stretch(&mut self, c: usize, in_kernel: bool, time: Ps) -> Fetching {
+        let filling = self.fill_caches(c, in_kernel, time);
+        Fetching { filling, walking: self.walk_tables(c, in_kernel, time) }
     }
 
     #[inline(never)]
@@ -205,35 +230,43 @@ impl World {
         filling
     }
 
-    /// What vCPU `c`'s handlers of the interrupts `bits` fetch into caches; with what the VMM does for that they take `time`.
-    pub(crate) fn fill_in_handlers(&mut self, c: usize, bits: u8, time: Ps) -> Cost {
+    /// What vCPU `c`'s handlers of the interrupts `bits` fetch; with what the VMM does for that they take `time`.
+    pub(crate) fn fetch_in_handlers(&mut self, c: usize, bits: u8, time: Ps) -> Fetching {
         let p = self.vcpus[c].pcpu as usize;
         let tick = if bits & reason::TICK != 0 { self.prices.tick } else { 0 };
         let handlers = (Ps::from(bits.count_ones()) * self.prices.interrupt + tick).min(time);
-        let mut cost = self.vmm_fetches_in_guest(p, time - handlers);
+        let mut fetching = self.vmm_fetches_in_guest(p, time - handlers);
         if let Some(sets) = &mut self.working_sets {
-            cost += as_cost(sets.kernel(p, c, handlers), 0);
+            fetching.filling += sets.kernel(p, c, handlers);
         }
-        cost
+        fetching
     }
 
-    /// The same where it takes over from a guest; natively there is none.
-    pub(crate) fn vmm_fetches_in_guest(&mut self, p: usize, time: Ps) -> Cost {
-        if self.virtualized { self.vmm_fetches(p, Cause::Vmm, time) } else { Cost::default() }
-    }
-
-    /// What the VMM, which runs for `time` on a pCPU, fetches into caches and TLBs there.
+    /// What the VMM, which runs for `time` on a pCPU, fetches where it takes over from a guest; natively there is none.
     #[inline]
-    pub(crate) fn vmm_fetches(&mut self, p: usize, cause: Cause, time: Ps) -> Cost {
-        if self.walks.is_none() && self.working_sets.is_none() {
-            return Cost::default();
-        }
+    pub(crate) fn vmm_fetches_in_guest(&mut self, p: usize, time: Ps) -> Fetching {
+        if self.virtualized { self.vmm_fetches(p, Cause::Vmm, time) } else { Fetching::default() }
+    }
+
+    /// What the VMM, or its scheduler, which runs for `time` on a pCPU, fetches.
+    #[inline]
+    pub(crate) fn vmm_fetches(&mut self, p: usize, cause: Cause, time: Ps) -> Fetching {
         let walking = self.walk_vmm_tables(p, time);
         let filling = self.working_sets.as_mut().map_or(Filling::default(), |sets| sets.vmm(p, cause, time));
-        as_cost(filling, walking)
+        Fetching { filling, walking }
     }
 
-    /// Vcpu `c`'s thread has got pages that it goes through next.
+    /// Books what the stretch that vCPU `c` has just begun fetches.
+    #[inline]
+    pub(crate) fn book_fetching(&mut self, c: usize, fetching: Fetching) {
+        if fetching.walking + fetching.filling.moved > 0 {
+            let mut parts = Parts::NONE;
+            fetching.divide(&mut parts);
+            self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
+        }
+    }
+
+    /// A thread has got pages that it goes through next.
     pub(crate) fn streams(&mut self, t: usize, lines: u32) {
         if let Some(sets) = &mut self.working_sets {
             sets.threads[t].streamed += lines;
@@ -252,11 +285,4 @@ impl World {
             self.shared.lines.add_misses(Cause::Guest, lines);
         }
     }
-}
-
-fn as_cost(filling: Filling, walking: Ps) -> Cost {
-    let mut cost = Cost::from(filling.total() + walking);
-    cost.parts.add(Account::PageWalk, walking);
-    cost.parts.add(Account::CacheTransfer, filling.moved);
-    cost
 }

@@ -452,8 +452,8 @@ impl World {
         let mut walk = Walk::new(vcpu.pcpu as usize, Cause::Vmm, self.now);
         timer.read(&mut self.shared.lines, &mut walk);
         let fetching = self.vmm_fetches(walk.pcpu, Cause::Vmm, walk.at - self.now - walk.waited);
-        walk.parts.add_all(&fetching.parts);
-        (walk.at - self.now + fetching.time, walk.parts)
+        fetching.divide(&mut walk.parts);
+        (walk.at - self.now + fetching.total(), walk.parts)
     }
 
     /// The program of vCPU `c`'s VM is over; it starts again if it is to repeat itself.

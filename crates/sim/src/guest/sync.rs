@@ -617,7 +617,7 @@ impl World {
                 counters.ipi_exits += exits;
                 let p = self.vcpus[c].pcpu as usize;
                 let price = self.ipi_send_price();
-                let price = price + self.vmm_fetches_in_guest(p, price).time;
+                let price = price + self.vmm_fetches_in_guest(p, price).total();
                 self.stretch(c, price, Account::Ipi, true, Step::IpiWritten(target as u32));
             }
         }

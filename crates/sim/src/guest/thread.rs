@@ -1,6 +1,5 @@
 //! Threads: what one is doing, and the steps it takes from one operation of its program to the next.
 
-use crate::engine::books::Parts;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::workload::program::{LOOP_DEPTH, Op};
@@ -279,8 +278,7 @@ impl World {
     /// The vCPU's thread runs a stretch, after which `step` follows.
     #[inline]
     pub(crate) fn stretch(&mut self, c: usize, duration: Ps, account: Account, in_kernel: bool, step: Step) {
-        let filling = self.fill_caches(c, in_kernel, duration);
-        let walking = self.walk_tables(c, in_kernel, duration);
+        let fetching = self.fetch_in_stretch(c, in_kernel, duration);
         let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.step = step;
         thread.mode = Mode::Stretch;
@@ -288,14 +286,9 @@ impl World {
         thread.in_kernel = in_kernel;
         thread.remaining = 0;
         self.vcpus[c].run_since = self.now;
-        self.busy(c, VcpuState::Thread, account, duration + walking + filling.total());
-        if walking + filling.moved > 0 {
-            self.kernel_walks += walking * Ps::from(in_kernel);
-            let mut parts = Parts::NONE;
-            parts.add(Account::PageWalk, walking);
-            parts.add(Account::CacheTransfer, filling.moved);
-            self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
-        }
+        self.busy(c, VcpuState::Thread, account, duration + fetching.total());
+        self.kernel_walks += fetching.walking * Ps::from(in_kernel);
+        self.book_fetching(c, fetching);
     }
 
     /// A stretch in the kernel on the program's behalf.

@@ -90,11 +90,11 @@ struct Cache {
 #[derive(Debug, Clone, Copy)]
 struct Place {
     cache: u32,
+    epoch: u32,
     held: f64,
     /// The cache's factor at that time.
     kept: f64,
-    epoch: u32,
-    /// Lines written by CPUs of this cache, and by others up to the last look.
+    /// Lines that CPUs of this cache have written, and others up to the last look.
     own_writes: f64,
     seen_writes: f64,
     /// Lines that were held and are not fetched again yet: written elsewhere, displaced.
@@ -109,12 +109,14 @@ struct Set {
     writes: f64,
     /// Lines written so far, by anybody.
     written: f64,
-    /// The last-level cache that had it last, and before that.
-    last: u32,
+    /// The private and the last-level cache that had it last, and their places; the last-level cache before that.
+    at: [u32; 2],
+    here: [u32; 2],
     before: u32,
-    /// Where it is: one a cache for sets of many CPUs, else only where it has been.
+    /// Many CPUs go through it.
+    is_shared: bool,
+    /// Where it is: one for each cache if it is shared, else only where it has been.
     places: Vec<Place>,
-    everywhere: bool,
 }
 
 /// What one look at a cache found.
@@ -197,27 +199,39 @@ impl Cache {
         keeps.max(0.0)
     }
 
+    /// Whether nothing has changed here since a place was looked at that holds all of its set.
+    #[inline]
+    fn has_all(&self, place: &Place, lines: f64) -> bool {
+        self.kept == place.kept && self.epoch == place.epoch && place.held + 1.0 > lines
+    }
+
+    /// Brings a place up to date; what it holds.
+    #[inline]
+    fn look(&mut self, place: &mut Place, lines: f64, written: f64) -> f64 {
+        let held = self.left(place);
+        place.swept += place.held - held;
+        let foreign = written - place.own_writes;
+        if foreign <= place.seen_writes {
+            return held;
+        }
+        let lost = held * ((foreign - place.seen_writes) / lines).min(1.0);
+        place.seen_writes = foreign;
+        place.stale += lost;
+        self.used -= lost;
+        held - lost
+    }
+
     /// Some of a set's lines are touched, evenly spread over `among` of them, of which this cache holds what `place` says.
     #[inline]
     fn touch(&mut self, place: &mut Place, (lines, written): (f64, f64), touches: f64, among: f64) -> Look {
-        let was = place.held;
-        let mut held = self.left(place);
-        place.swept += was - held;
-        let foreign = written - place.own_writes;
-        if foreign > place.seen_writes {
-            let lost = held * ((foreign - place.seen_writes) / lines).min(1.0);
-            place.seen_writes = foreign;
-            place.stale += lost;
-            self.used -= lost;
-            held -= lost;
-        }
+        let mut held = self.look(place, lines, written);
         let missing = lines - held;
-        let mut look = Look::default();
+        let mut found = Look::default();
         if missing >= 1.0 {
             let fill = (missing * (touches / among).min(1.0)).min(touches);
             let now = (held + fill).min(self.capacity);
             let misses = fill.max(touches * ((lines - now) / among).min(1.0));
-            look = place.missed(misses, missing);
+            found = place.missed(misses, missing);
             // What fits is used again before it is the oldest; what does not displaces itself as well.
             held = if lines <= self.capacity {
                 self.insert(now - held, held);
@@ -227,7 +241,7 @@ impl Cache {
             };
         }
         (place.held, place.kept, place.epoch) = (held, self.kept, self.epoch);
-        look
+        found
     }
 }
 
@@ -249,42 +263,45 @@ impl Place {
 }
 
 impl Set {
-    /// The indices of its places at a private cache and at a last-level one.
+    /// Its places at a private cache and at a last-level one, where a CPU goes through it now.
     #[inline]
     fn places(&mut self, at: [u32; 2], caches: &[Cache]) -> [usize; 2] {
-        if self.everywhere {
-            return at.map(|cache| cache as usize);
+        if self.at != at {
+            self.move_to(at, caches);
         }
-        let find = |places: &[Place], cache| places.iter().position(|place| place.cache == cache);
-        if let [Some(private), Some(llc)] = at.map(|cache| find(&self.places, cache)) {
-            return [private, llc];
+        self.here.map(|place| place as usize)
+    }
+
+    #[inline(never)]
+    fn move_to(&mut self, at: [u32; 2], caches: &[Cache]) {
+        if self.at[1] != at[1] {
+            self.before = self.at[1];
+        }
+        self.at = at;
+        if self.is_shared {
+            self.here = at;
+            return;
         }
         self.places.retain(|place| at.contains(&place.cache) || caches[place.cache as usize].left(place) >= 1.0);
-        at.map(|cache| {
-            find(&self.places, cache).unwrap_or_else(|| {
-                let place = Place { seen_writes: self.written, ..Place::new(cache, &caches[cache as usize]) };
-                self.places.push(place);
-                self.places.len() - 1
-            })
+        self.here = at.map(|cache| self.place(cache, caches) as u32);
+    }
+
+    fn place(&mut self, cache: u32, caches: &[Cache]) -> usize {
+        self.places.iter().position(|place| place.cache == cache).unwrap_or_else(|| {
+            let place = Place { seen_writes: self.written, ..Place::new(cache, &caches[cache as usize]) };
+            self.places.push(place);
+            self.places.len() - 1
         })
     }
 
     /// What part of it a cache holds.
     fn share_at(&self, cache: u32, caches: &[Cache]) -> f64 {
-        let place = if self.everywhere {
+        let place = if self.is_shared {
             self.places.get(cache as usize)
         } else {
             self.places.iter().find(|place| place.cache == cache)
         };
         place.map_or(0.0, |place| (caches[cache as usize].left(place) / self.lines).min(1.0))
-    }
-
-    /// The last-level cache, other than `llc`, which has it from now on, that had it last.
-    fn moves_to(&mut self, llc: u32) -> u32 {
-        if self.last != llc {
-            self.before = std::mem::replace(&mut self.last, llc);
-        }
-        self.before
     }
 }
 
@@ -330,18 +347,19 @@ impl Caches {
         (0..cpus).map(&mut number).collect()
     }
 
-    /// A working set that no cache holds anything of. `everywhere`: many CPUs go through it.
-    pub fn add_set(&mut self, bytes: u64, written_percent: u64, everywhere: bool) -> SetId {
+    /// A working set that no cache holds anything of. `is_shared`: many CPUs go through it at a time.
+    pub fn add_set(&mut self, bytes: u64, written_percent: u64, is_shared: bool) -> SetId {
         let at = |(number, cache): (usize, &Cache)| Place::new(number as u32, cache);
-        let places = if everywhere { self.caches.iter().enumerate().map(at).collect() } else { Vec::new() };
+        let places = if is_shared { self.caches.iter().enumerate().map(at).collect() } else { Vec::new() };
         self.sets.push(Set {
             lines: bytes.div_ceil(LINE_BYTES) as f64,
             writes: written_percent as f64 / 100.0,
             written: 0.0,
-            last: u32::MAX,
+            at: [u32::MAX; 2],
+            here: [u32::MAX; 2],
             before: u32::MAX,
+            is_shared,
             places,
-            everywhere,
         });
         self.sets.len() as SetId - 1
     }
@@ -351,39 +369,43 @@ impl Caches {
     pub fn touch(&mut self, cpu: usize, id: SetId, touches: f64, cause: Cause) -> Filling {
         let at = self.of_cpu[cpu];
         let set = &mut self.sets[id as usize];
-        let places = set.places(at, &self.caches);
+        let stays = set.at == at;
+        let [private, llc] = set.places(at, &self.caches);
         if set.writes > 0.0 {
             let written = touches * set.writes;
             set.written += written;
-            places.iter().for_each(|&place| set.places[place].own_writes += written);
+            set.places[private].own_writes += written;
+            set.places[llc].own_writes += written;
+        }
+        let nobody_else_writes = set.writes == 0.0 || (stays && !set.is_shared);
+        if nobody_else_writes && self.caches[at[0] as usize].has_all(&set.places[private], set.lines) {
+            return Filling::default();
         }
         let size = (set.lines, set.written);
-        let first = self.caches[at[0] as usize].touch(&mut set.places[places[0]], size, touches, set.lines);
+        let first = self.caches[at[0] as usize].touch(&mut set.places[private], size, touches, set.lines);
         if first.misses == 0.0 {
             return Filling::default();
         }
         // What the private cache has, the last-level cache is not asked for.
-        let place = &mut set.places[places[1]];
-        let second = self.caches[at[1] as usize].touch(place, size, first.misses, first.missing);
+        let second = self.caches[at[1] as usize].touch(&mut set.places[llc], size, first.misses, first.missing);
         self.misses[0].count(first, cause);
         self.misses[1].count(second, cause);
-        self.fetch(id, at[1], first, second)
+        self.fetch(id, first, second)
     }
 
-    /// What it takes to fetch what the private cache, and of that what the last-level cache `llc` missed.
-    fn fetch(&mut self, id: SetId, llc: u32, first: Look, second: Look) -> Filling {
-        let prices = &self.prices;
+    /// What it takes to fetch what a set's private cache, and of that what its last-level cache missed.
+    fn fetch(&self, id: SetId, first: Look, second: Look) -> Filling {
+        let (prices, set) = (&self.prices, &self.sets[id as usize]);
         let here = (first.misses - second.misses).max(0.0);
         // What another core of this domain has written is there.
         let written = first.coherence.min(here);
         let mut near = (here - written) * prices.llc as f64;
         let mut moved = written * prices.line[Distance::SameLlc as usize] as f64;
-        let before = self.sets[id as usize].moves_to(llc);
         if second.misses > 0.0 {
-            let there = if before == u32::MAX { 0.0 } else { self.sets[id as usize].share_at(before, &self.caches) };
+            let there = if set.before == u32::MAX { 0.0 } else { set.share_at(set.before, &self.caches) };
             near += second.misses * (1.0 - there) * prices.memory as f64;
             if there > 0.0 {
-                let same_node = self.node[before as usize] == self.node[llc as usize];
+                let same_node = self.node[set.before as usize] == self.node[set.at[1] as usize];
                 let distance = if same_node { Distance::OtherLlc } else { Distance::OtherNode };
                 moved += second.misses * there * prices.line[distance as usize] as f64;
             }

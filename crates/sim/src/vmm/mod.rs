@@ -89,10 +89,9 @@ impl World {
         if self.virtualized {
             self.vm_mut(c).counters.halt_exits += 1;
             let price = self.prices.vm_exit + self.prices.suspend;
-            let p = self.vcpus[c].pcpu as usize;
-            let fetching = self.vmm_fetches(p, Cause::Vmm, price);
-            self.busy(c, VcpuState::Suspending, Account::HaltWake, price + fetching.time);
-            self.ledgers.divide(c, p, &fetching.parts);
+            let fetching = self.vmm_fetches(self.vcpus[c].pcpu as usize, Cause::Vmm, price);
+            self.busy(c, VcpuState::Suspending, Account::HaltWake, price + fetching.total());
+            self.book_fetching(c, fetching);
         } else {
             self.rest(c, VcpuState::Halted, Account::Idle);
         }

@@ -218,7 +218,7 @@ impl World {
     /// The VMM does something on a pCPU.
     fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, mut cost: Cost) {
         if state != PcpuState::Refilling {
-            cost += self.vmm_fetches(p, Cause::Vmm, cost.time);
+            self.vmm_fetches(p, Cause::Vmm, cost.time).add_to(&mut cost);
         }
         let pcpu = &mut self.pcpus[p];
         pcpu.state = state;
@@ -398,7 +398,7 @@ impl World {
         let mut walk = Walk::new(pcpu, Cause::VmmScheduler, self.now);
         self.shared.touch(touches, self.prices.decision, &mut walk);
         let mut cost = Cost { time: walk.at - self.now, parts: walk.parts };
-        cost += self.vmm_fetches(pcpu, Cause::VmmScheduler, self.prices.decision);
+        self.vmm_fetches(pcpu, Cause::VmmScheduler, self.prices.decision).add_to(&mut cost);
         cost
     }
 
