@@ -24,6 +24,9 @@ const STREAM_LINE_NS: f64 = 12.8;
 /// A cache's factor is brought back to 1 when it has become smaller than this.
 const SMALLEST_FACTOR: f64 = 1e-9;
 
+/// Fewer touches of a set than this are reckoned together with those that follow.
+const FEW: f64 = 16.0;
+
 /// Number of a working set.
 pub type SetId = u32;
 
@@ -109,6 +112,8 @@ struct Set {
     writes: f64,
     /// Lines written so far, by anybody.
     written: f64,
+    /// Touches that were not reckoned yet, because they were so few.
+    untold: f64,
     /// The private and the last-level cache that had it last, and their places; the last-level cache before that.
     at: [u32; 2],
     here: [u32; 2],
@@ -158,6 +163,12 @@ impl CachePrices {
             line,
         })
     }
+}
+
+/// The lesser of two numbers that are numbers: [`f64::min`] looks for others.
+#[inline]
+fn least(a: f64, b: f64) -> f64 {
+    if a < b { a } else { b }
 }
 
 impl Cache {
@@ -228,16 +239,18 @@ impl Cache {
         let missing = lines - held;
         let mut found = Look::default();
         if missing >= 1.0 {
-            let fill = (missing * (touches / among).min(1.0)).min(touches);
-            let now = (held + fill).min(self.capacity);
-            let misses = fill.max(touches * ((lines - now) / among).min(1.0));
+            let part = touches / among;
+            let fill = least(missing * least(part, 1.0), touches);
+            let now = least(held + fill, self.capacity);
+            let sweeps = least((lines - now) * part, touches);
+            let misses = if sweeps > fill { sweeps } else { fill };
             found = place.missed(misses, missing);
             // What fits is used again before it is the oldest; what does not displaces itself as well.
             held = if lines <= self.capacity {
                 self.insert(now - held, held);
                 now
             } else {
-                (held * self.insert(misses, 0.0) + misses).min(self.capacity)
+                least(held * self.insert(misses, 0.0) + misses, self.capacity)
             };
         }
         (place.held, place.kept, place.epoch) = (held, self.kept, self.epoch);
@@ -254,7 +267,10 @@ impl Place {
     /// So many misses where so much is missing: which part of them for what reason.
     #[inline]
     fn missed(&mut self, misses: f64, missing: f64) -> Look {
-        let again = (misses / missing).min(1.0);
+        if self.stale + self.swept == 0.0 {
+            return Look { misses, missing, ..Look::default() };
+        }
+        let again = least(misses / missing, 1.0);
         let (coherence, conflict) = (self.stale * again, self.swept * again);
         self.stale -= coherence;
         self.swept -= conflict;
@@ -266,7 +282,7 @@ impl Set {
     /// Its places at a private cache and at a last-level one, where a CPU goes through it now.
     #[inline]
     fn places(&mut self, at: [u32; 2], caches: &[Cache]) -> [usize; 2] {
-        if self.at != at {
+        if self.at[0] != at[0] || self.at[1] != at[1] {
             self.move_to(at, caches);
         }
         self.here.map(|place| place as usize)
@@ -355,6 +371,7 @@ impl Caches {
             lines: bytes.div_ceil(LINE_BYTES) as f64,
             writes: written_percent as f64 / 100.0,
             written: 0.0,
+            untold: 0.0,
             at: [u32::MAX; 2],
             here: [u32::MAX; 2],
             before: u32::MAX,
@@ -369,7 +386,12 @@ impl Caches {
     pub fn touch(&mut self, cpu: usize, id: SetId, touches: f64, cause: Cause) -> Filling {
         let at = self.of_cpu[cpu];
         let set = &mut self.sets[id as usize];
-        let stays = set.at == at;
+        set.untold += touches;
+        if set.untold < FEW {
+            return Filling::default();
+        }
+        let touches = std::mem::take(&mut set.untold);
+        let stays = set.at[0] == at[0];
         let [private, llc] = set.places(at, &self.caches);
         if set.writes > 0.0 {
             let written = touches * set.writes;
@@ -600,7 +622,7 @@ mod tests {
             let sets: Vec<SetId> = sizes.iter().map(|&(size, written, all)| caches.add_set(size, written, all)).collect();
             for (cpu, set, lines, streamed) in touches {
                 let [private, domain] = touch(&mut caches, cpu, sets[set % sets.len()], lines);
-                prop_assert!(private <= lines + 1.0 && domain <= private + 1e-6, "{private} {domain} of {lines}");
+                prop_assert!(private <= lines + FEW && domain <= private + 1e-6, "{private} {domain} of {lines}");
                 caches.stream(cpu, streamed, Cause::User);
                 for (number, cache) in caches.caches.iter().enumerate() {
                     let holds = |set: &Set| set.share_at(number as u32, &caches.caches) * set.lines;
