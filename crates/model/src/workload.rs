@@ -10,6 +10,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+pub mod working_set;
+pub use working_set::WorkingSet;
+
 /// How long a [`Phase::RunFor`] computes between two looks at the clock, as rt-app's `runtime`.
 pub const RUN_FOR_PIECE_NS: u64 = 32_000;
 /// Most threads a workload may have once its counts are known.
@@ -133,6 +136,9 @@ pub struct Group {
     /// Their niceness, -20 to 19: their shares of a CPU where others want it too.
     #[serde(default, skip_serializing_if = "is_0")]
     pub nice: i8,
+    /// What of the memory each goes through again and again; caches are followed where it is stated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub working_set: Option<WorkingSet>,
     /// What each does, in order.
     pub phases: Vec<Phase>,
 }
@@ -346,6 +352,10 @@ fn is_0(nice: &i8) -> bool {
     *nice == 0
 }
 
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
 fn one() -> u64 {
     1
 }
@@ -431,6 +441,7 @@ impl Workload {
             if !(-20..=19).contains(&group.nice) {
                 return Err(ModelError::new(format!("{place}.nice"), group.nice.to_string(), "-20 to 19"));
             }
+            group.working_set.map_or(Ok(()), |set| set.check(&format!("{place}.working_set")))?;
             self.check_phases(&group.phases, &place, &mut Vec::new())?;
         }
         for (name, lock) in &self.locks {

@@ -586,6 +586,7 @@ impl Scribe<'_> {
             count: Count::Fixed(1),
             cpus: None,
             nice: 0,
+            working_set: None,
             phases: vec![Phase::Loop { times, scaled: true, phases: body }],
         }
     }
@@ -673,6 +674,7 @@ fn rest(cpu: f64, notes: &mut Vec<String>) -> Option<Group> {
         count: Count::Fixed(count as u32),
         cpus: None,
         nice: 0,
+        working_set: None,
         phases: vec![Phase::Loop { times, scaled: true, phases }],
     })
 }

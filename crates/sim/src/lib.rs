@@ -14,6 +14,7 @@ pub mod run;
 pub mod study;
 pub mod timeline;
 pub mod vmm;
+pub mod working_sets;
 pub mod workload;
 pub mod world;
 

@@ -10,6 +10,7 @@ use crate::machine::derive::simulatable;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
 use crate::vmm::pcpu::Scheduling;
+use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::compile;
 use crate::world::World;
 use muster_model::study::{Environment, Experiment, GuestKernel, IdleKind, Remedy, VmSpec};
@@ -41,8 +42,8 @@ pub struct Outcome {
     pub counters: Counters,
     /// Where Xen's time went, by function.
     pub functions: VmmFunctions,
-    /// Instruction TLB misses of programs and of guests' kernels, where translations are followed.
-    pub itlb_misses: [u64; 2],
+    /// Instruction TLB misses of programs, of guests' kernels and of the VMM, where translations are followed.
+    pub itlb_misses: [u64; 3],
     /// How long guests' kernels have spun for locks inside semaphores.
     pub kernel_spin_ps: Ps,
     /// How long they have walked page tables.
@@ -50,6 +51,10 @@ pub struct Outcome {
     /// Cache lines that moved or were not there, by cause (in the order of [`Cause::ALL`]); those that are objects in the
     /// simulated world.
     pub line_misses: [u64; Cause::ALL.len()],
+    /// What caches missed, where a workload states what it goes through.
+    pub cache_misses: Option<CacheMisses>,
+    /// How long programs have waited for lines of theirs from other CPUs' caches.
+    pub moved_for_users_ps: Ps,
     /// Cores that the program (of the first VM) may use: the first so many.
     pub used: u32,
     /// Whether cores that have nothing to do are idle in the VMM, and not in the kernel that the program runs on.
@@ -242,7 +247,11 @@ impl Simulation {
             let allowed = format!("at most {MAX_THREADS_IN_ALL}");
             return Err(ModelError::new("vms", format!("{threads} threads in all"), allowed));
         }
-        let world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
+        let pcpus = experiment.pcpus() as usize;
+        let programs = vms.iter().map(|(spec, program, _)| (spec.vcpus, program));
+        let sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs)?;
+        let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
+        world.working_sets = sets;
         Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores })
     }
 
@@ -262,10 +271,12 @@ impl Simulation {
                 handle_pmt_io: world.vms.iter().filter_map(|vm| vm.pm_timer.as_ref()).map(|timer| timer.spent).sum(),
                 schedule: world.shared.decisions,
             },
-            itlb_misses: world.walks.map_or([0; 2], |walks| walks.code_misses),
+            itlb_misses: world.walks.map_or([0; 3], |walks| walks.code_misses),
             kernel_spin_ps: world.kernel_spin,
             kernel_walk_ps: world.kernel_walks,
             line_misses: *world.shared.lines.misses(),
+            cache_misses: world.working_sets.as_ref().map(|sets| sets.misses(world.shared.lines.misses())),
+            moved_for_users_ps: world.working_sets.as_ref().map_or(0, |sets| sets.moved_for_users()),
             used: self.used,
             idles_in_vmm: world.virtualized && world.vms[0].idle_kind != IdleKind::Mwait,
             active_history: world.vms[0].active_history.clone(),

@@ -61,6 +61,7 @@ const BUILTIN: &[Builtin] = &[
             file!("studies/ixen/figure-1.toml"),
             file!("studies/ixen/figure-10.toml"),
             file!("studies/ixen/figure-3.toml"),
+            file!("studies/ixen/figure-4.toml"),
             file!("studies/ixen/figure-7.toml"),
             file!("studies/ixen/figure-8.toml"),
             file!("studies/ixen/figure-9.toml"),

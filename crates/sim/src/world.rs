@@ -27,6 +27,7 @@ use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
 use crate::vmm::pm_timer::{PmTimer, PmTimerPrices};
 use crate::vmm::scheduler::VmmScheduler;
 use crate::vmm::shared::Shared;
+use crate::working_sets::WorkingSets;
 use crate::workload::program::{Base, LOOP_DEPTH, Op, Program};
 use muster_model::study::{Environment, Experiment, Pin, Remedy, VmScheduler, VmSpec, WakeSignal};
 use muster_model::workload::{Buffer, Duration, Timer};
@@ -87,6 +88,8 @@ pub struct World {
     pub(crate) prices: Prices,
     /// Page walks, where translations are followed.
     pub(crate) walks: Option<Walks>,
+    /// What caches hold, where a workload states what it goes through.
+    pub(crate) working_sets: Option<Box<WorkingSets>>,
     pub(crate) virtualized: bool,
     pub(crate) pcpus: Vec<Pcpu>,
     pub(crate) scheduler: VmmScheduler,
@@ -165,6 +168,7 @@ impl World {
             ledgers: if shared { Ledgers::apart(vcpus, n, timeline) } else { Ledgers::common(n, timeline) },
             prices,
             walks,
+            working_sets: None,
             virtualized: experiment.environment != Environment::Native,
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
             scheduler,
@@ -473,7 +477,9 @@ impl World {
         let Some(timer) = &mut self.vms[vcpu.vm as usize].pm_timer else { return (0, Parts::NONE) };
         let mut walk = Walk::new(vcpu.pcpu as usize, Cause::Vmm, self.now);
         timer.read(&mut self.shared.lines, &mut walk);
-        (walk.at - self.now, walk.parts)
+        let fetching = self.vmm_fetches(walk.pcpu, Cause::Vmm, walk.at - self.now - walk.waited);
+        fetching.divide(&mut walk.parts);
+        (walk.at - self.now + fetching.total(), walk.parts)
     }
 
     /// The program of vCPU `c`'s VM is over; it starts again if it is to repeat itself.

@@ -72,7 +72,7 @@ fn doubling_the_scale_moves_no_ratio_by_more_than_2_percent() {
 /// Every kind of measure of the iXen study can be computed, in a hundredth of its length.
 #[test]
 fn the_ixen_study_runs() {
-    for figure in ["Table 2", "Figure 3", "Figure 8"] {
+    for figure in ["Table 2", "Figure 3", "Figure 4", "Figure 8"] {
         let mut study = Study::builtin("ixen").unwrap();
         study.only(figure).unwrap();
         let run = study.run(&Options { seed: 1, jobs: 2, scale: 0.01 }).unwrap();

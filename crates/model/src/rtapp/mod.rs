@@ -525,12 +525,26 @@ impl<'a> Importer<'a> {
             let mut body = vec![Phase::Wait { condition }];
             body.extend(phases.iter().cloned());
             let name = unused(&format!("{name}.forked"), names);
-            self.workload.groups.push(Group { name, count: count(forked_threads), cpus, nice, phases: body });
+            self.workload.groups.push(Group {
+                name,
+                count: count(forked_threads),
+                cpus,
+                nice,
+                working_set: None,
+                phases: body,
+            });
         }
         match instances {
             0 if forked_threads == 0 => self.notes.never(&format!("tasks.{name}")),
             0 => {}
-            _ => self.workload.groups.push(Group { name, count: count(instances), cpus, nice, phases }),
+            _ => self.workload.groups.push(Group {
+                name,
+                count: count(instances),
+                cpus,
+                nice,
+                working_set: None,
+                phases,
+            }),
         }
         Ok(())
     }

@@ -14,6 +14,7 @@ use super::thread::{Mode, Step};
 use crate::engine::Ps;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
+use crate::machine::lines::Cause;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::Account;
 
@@ -107,6 +108,7 @@ impl World {
         let vcpu = &self.vcpus[waiting];
         if vm.flushes_left == 0 && vcpu.state == VcpuState::AwaitingAcks && !vcpu.is_stopped() {
             let line = self.prices.cache_line[self.apart(c, waiting)];
+            self.shared.lines.add_misses(Cause::Guest, 1);
             self.queue.schedule(slot_of(waiting, kind::VCPU), self.now + line);
         }
     }

@@ -165,6 +165,9 @@ impl World {
         let last = std::mem::replace(&mut self.threads[t as usize].ran_on, c as u32);
         if last != NONE && last as usize != c {
             self.vm_mut(c).counters.migrations += 1;
+            if self.follows_caches_of(c) {
+                return self.resume_or_interrupt(c);
+            }
             let refill = self.prices.refill[self.apart(last as usize, c)];
             return self.busy(c, VcpuState::Refilling, Account::CacheTransfer, refill);
         }

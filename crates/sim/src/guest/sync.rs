@@ -332,6 +332,7 @@ impl World {
         let vcpu = &self.vcpus[c];
         if vcpu.current == t && vcpu.state == VcpuState::Spinning && !vcpu.is_stopped() {
             let line = self.prices.cache_line[self.apart(from, c)];
+            self.shared.lines.add_misses(Cause::User, 1);
             self.queue.schedule(slot_of(c, kind::VCPU), self.now + line);
         }
     }
@@ -639,6 +640,7 @@ impl World {
             Signal::Exception => {
                 self.vm_mut(c).counters.exceptions += 1;
                 let line = self.prices.cache_line[self.apart(c, target)];
+                self.shared.lines.add_misses(Cause::Guest, 1);
                 self.queue.schedule(slot_of(target, kind::RESCHEDULE), self.now + line);
                 self.stretch(c, line, Account::CacheTransfer, true, Step::WakeNext);
             }
@@ -647,7 +649,9 @@ impl World {
                 let counters = &mut self.vm_mut(c).counters;
                 counters.ipis += 1;
                 counters.ipi_exits += exits;
+                let p = self.vcpus[c].pcpu as usize;
                 let price = self.ipi_send_price();
+                let price = price + self.vmm_fetches_in_guest(p, price).total();
                 self.stretch(c, price, Account::Ipi, true, Step::IpiWritten(target as u32));
             }
         }
@@ -679,6 +683,7 @@ impl World {
         match self.vcpus[target].state {
             VcpuState::Polling | VcpuState::Mwait if flag => {
                 let line = self.prices.cache_line[self.apart(c, target)] + self.prices.poll_notice;
+                self.shared.lines.add_misses(Cause::Guest, 1);
                 if !self.queue.is_pending(slot_of(target, kind::NOTICE)) {
                     self.queue.schedule(slot_of(target, kind::NOTICE), self.now + line);
                 }

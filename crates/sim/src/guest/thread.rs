@@ -1,6 +1,5 @@
 //! Threads: what one is doing, and the steps it takes from one operation of its program to the next.
 
-use crate::engine::books::Parts;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::workload::program::{LOOP_DEPTH, Op};
@@ -288,7 +287,7 @@ impl World {
     /// The vCPU's thread runs a stretch, after which `step` follows.
     #[inline]
     pub(crate) fn stretch(&mut self, c: usize, duration: Ps, account: Account, in_kernel: bool, step: Step) {
-        let walking = self.walk_tables(c, in_kernel, duration);
+        let fetching = self.fetch_in_stretch(c, in_kernel, duration);
         let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.step = step;
         thread.mode = Mode::Stretch;
@@ -296,13 +295,9 @@ impl World {
         thread.in_kernel = in_kernel;
         thread.remaining = 0;
         self.vcpus[c].run_since = self.now;
-        self.busy(c, VcpuState::Thread, account, duration + walking);
-        if walking > 0 {
-            self.kernel_walks += walking * Ps::from(in_kernel);
-            let mut parts = Parts::NONE;
-            parts.add(Account::PageWalk, walking);
-            self.ledgers.divide(c, self.vcpus[c].pcpu as usize, &parts);
-        }
+        self.busy(c, VcpuState::Thread, account, duration + fetching.total());
+        self.kernel_walks += fetching.walking * Ps::from(in_kernel);
+        self.book_fetching(c, fetching);
     }
 
     /// A stretch in the kernel on the program's behalf.
@@ -445,6 +440,7 @@ impl World {
                 }
                 Op::Clock(times) => return self.reads_clock(c, times),
                 Op::Shootdown => return self.shoot_down(c),
+                Op::Stream(lines) => self.streams(t, lines),
                 Op::Sleep(duration) => {
                     let price = self.prices.syscall + self.prices.block;
                     return self.in_kernel(c, price, Step::Sleep(duration));
@@ -551,7 +547,9 @@ impl World {
         if waker == NONE || waker as usize == c {
             return self.in_kernel(c, self.prices.return_from_wait, Step::Returned);
         }
-        let lines = self.prices.wake_lines[self.apart(waker as usize, c)];
+        let distance = self.apart(waker as usize, c);
+        self.count_wake_lines(distance);
+        let lines = self.prices.wake_lines[distance];
         self.stretch(c, lines, Account::CacheTransfer, true, Step::Near);
     }
 

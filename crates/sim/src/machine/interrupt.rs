@@ -66,7 +66,9 @@ impl World {
         let price = self.handler_price(c, bits, entering);
         let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
         self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
-        self.busy(c, VcpuState::Interrupt, account, price);
+        let fetching = self.fetch_in_handlers(c, bits, price);
+        self.busy(c, VcpuState::Interrupt, account, price + fetching.total());
+        self.book_fetching(c, fetching);
     }
 
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {

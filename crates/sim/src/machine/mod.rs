@@ -1,6 +1,7 @@
-//! What silicon does and what it costs: the prices of a profile as picoseconds, distances between cores, and how an
-//! interrupt reaches a core.
+//! What silicon does and what it costs: the prices of a profile as picoseconds, distances between cores, what caches and
+//! TLBs hold, and how an interrupt reaches a core.
 
+pub mod cache;
 pub mod derive;
 pub mod interrupt;
 pub mod lines;

@@ -1,6 +1,6 @@
 //! The prices that the simulated world needs, by name, from a machine profile.
 
-use super::tlb::Entries;
+use super::tlb::{Entries, Footprint};
 use crate::engine::{Ps, from_ns};
 use muster_model::profile::TlbUse;
 use muster_model::{Distance, ModelError, Profile};
@@ -220,6 +220,8 @@ pub struct WalkPrices {
     pub native: Ps,
     /// The same through a guest's and the VMM's.
     pub nested: Ps,
+    /// A translation that the TLB's second level has.
+    pub second_level: Ps,
     /// What a core holds.
     pub entries: Entries,
 }
@@ -230,18 +232,24 @@ impl WalkPrices {
     /// # Errors
     /// When the profile lacks a price or the size of a TLB.
     pub fn new(profile: &Profile) -> Result<Self, ModelError> {
-        let entries = |holds: TlbUse| {
+        let most = |level: u32, holds: TlbUse, page: &str| {
             let tlbs = profile.platform.tlbs.iter();
-            let sizes = tlbs.filter(|tlb| tlb.page == "4k" && tlb.holds == holds);
-            let most = sizes.map(|tlb| tlb.entries).max();
-            let lacks =
-                || ModelError::new(format!("profile `{}`", profile.name), "no size of a TLB", "`platform.tlbs`");
-            most.ok_or_else(lacks)
+            let sizes = tlbs.filter(|tlb| tlb.page == page && tlb.holds == holds && tlb.level <= level);
+            sizes.map(|tlb| tlb.entries).max()
         };
+        let lacks = || ModelError::new(format!("profile `{}`", profile.name), "no size of a TLB", "`platform.tlbs`");
+        // Where it has no entries of their own, large pages take those of small ones.
+        let entries = |level, holds, page| most(level, holds, page).or_else(|| most(level, holds, "4k"));
+        let both = |level, page| {
+            let [code, data] = [TlbUse::Instructions, TlbUse::Data].map(|holds| entries(level, holds, page));
+            Ok(Footprint { code: code.ok_or_else(lacks)?, data: data.ok_or_else(lacks)? })
+        };
+        let level = |level| Ok([both(level, "4k")?, both(level, "2m")?]);
         Ok(Self {
             native: from_ns(profile.require_ns("sim.cpu.page-walk")?),
             nested: from_ns(profile.require_ns("sim.cpu.page-walk-nested")?),
-            entries: Entries { code: entries(TlbUse::Instructions)?, data: entries(TlbUse::Data)? },
+            second_level: from_ns(profile.require_ns("sim.cpu.tlb-l2-hit")?),
+            entries: [level(1)?, level(u32::MAX)?],
         })
     }
 }

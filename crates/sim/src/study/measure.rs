@@ -61,7 +61,10 @@ impl RunFigures for Outcome {
     fn kernel_share(&self) -> Option<f64> {
         let book = |account: Account| self.books.iter().map(|book| book[account as usize]).sum::<u64>();
         let kernel: u64 = KERNEL.iter().map(|&account| book(account)).sum();
-        Some((kernel + self.kernel_spin_ps + self.kernel_walk_ps) as f64 / self.busy_ps().max(1) as f64)
+        Some(
+            (kernel + self.kernel_spin_ps + self.kernel_walk_ps - self.moved_for_users_ps.min(kernel)) as f64
+                / self.busy_ps().max(1) as f64,
+        )
     }
     fn idle_share(&self, of: IdleIn) -> Option<f64> {
         let books = &self.books[..self.used.min(self.cores) as usize];
@@ -77,11 +80,13 @@ impl RunFigures for Outcome {
     }
     fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
         match (what, of) {
-            // Lines that are objects are few of those that miss.
-            (MissKind::L2, _) => None,
+            // Without working sets only lines that are objects are known, few of those that miss.
+            (MissKind::L2, part) => Some(self.cache_misses.as_ref()?.l2.all[part as usize]),
             (MissKind::Itlb, MissPart::User) => Some(self.itlb_misses[Space::User as usize] as f64),
             (MissKind::Itlb, MissPart::GuestKernel) => Some(self.itlb_misses[Space::Kernel as usize] as f64),
-            (MissKind::Itlb, _) => Some(0.0),
+            (MissKind::Itlb, MissPart::Vmm) => Some(self.itlb_misses[Space::Vmm as usize] as f64),
+            // Its code is in the VMM's page.
+            (MissKind::Itlb, MissPart::VmmScheduler) => Some(0.0),
         }
     }
 }

@@ -11,6 +11,7 @@ pub mod shared;
 
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
+use crate::machine::lines::Cause;
 use crate::machine::prices::Prices;
 use crate::world::World;
 use muster_model::Account;
@@ -89,7 +90,10 @@ impl World {
     pub(crate) fn halt(&mut self, c: usize) {
         if self.virtualized {
             self.vm_mut(c).counters.halt_exits += 1;
-            self.busy(c, VcpuState::Suspending, Account::HaltWake, self.prices.vm_exit + self.prices.suspend);
+            let price = self.prices.vm_exit + self.prices.suspend;
+            let fetching = self.vmm_fetches(self.vcpus[c].pcpu as usize, Cause::Vmm, price);
+            self.busy(c, VcpuState::Suspending, Account::HaltWake, price + fetching.total());
+            self.book_fetching(c, fetching);
         } else {
             self.rest(c, VcpuState::Halted, Account::Idle);
         }

@@ -220,7 +220,10 @@ impl World {
     }
 
     /// The VMM does something on a pCPU.
-    fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, cost: Cost) {
+    fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, mut cost: Cost) {
+        if state != PcpuState::Refilling {
+            self.vmm_fetches(p, Cause::Vmm, cost.time).add_to(&mut cost);
+        }
         let pcpu = &mut self.pcpus[p];
         pcpu.state = state;
         self.ledgers.enter_pcpu(p, self.now, account);
@@ -330,7 +333,8 @@ impl World {
         self.scheduling.switches += 1;
         self.scheduling.migrations += u64::from(from != p);
         let unblock = if vcpu.state == VcpuState::SchedulingIn { self.prices.unblock } else { 0 };
-        self.pcpus[p].refill = if from == p { 0 } else { self.prices.refill[self.between(from, p)] };
+        let is_followed = from == p || self.follows_caches_of(next as usize);
+        self.pcpus[p].refill = if is_followed { 0 } else { self.prices.refill[self.between(from, p)] };
         cost.time += self.prices.schedule_in + unblock;
         cost
     }
@@ -397,7 +401,9 @@ impl World {
         }
         let mut walk = Walk::new(pcpu, Cause::VmmScheduler, self.now);
         self.shared.touch(touches, self.prices.decision, &mut walk);
-        Cost { time: walk.at - self.now, parts: walk.parts }
+        let mut cost = Cost { time: walk.at - self.now, parts: walk.parts };
+        self.vmm_fetches(pcpu, Cause::VmmScheduler, self.prices.decision).add_to(&mut cost);
+        cost
     }
 
     /// Tells pCPUs to schedule; what sending the interrupts takes.

@@ -3,7 +3,8 @@
 use crate::engine::{NS, Ps, from_ns};
 use crate::guest::kernel::Kernel;
 use crate::machine::prices::Prices;
-use muster_model::workload::{self, Buffer, Count, Duration, Lock, Phase, Timer, Workload, repetitions};
+use crate::working_sets::PAGE_LINES;
+use muster_model::workload::{self, Buffer, Count, Duration, Lock, Phase, Timer, WorkingSet, Workload, repetitions};
 use muster_model::{CpuSet, ModelError};
 
 /// Deepest nesting of loops.
@@ -132,6 +133,8 @@ pub enum Op {
         /// Where.
         to: u32,
     },
+    /// So many lines of memory that is new to the thread will be gone through.
+    Stream(u32),
     /// The thread ends.
     Exit,
 }
@@ -192,7 +195,7 @@ impl Op {
             Self::Kernel(_) | Self::Enter(_) | Self::Clock(_) | Self::Shootdown | Self::Loop { .. } | Self::Exit => {
                 self
             }
-            Self::RunFor(_) | Self::SleepUntil(_) | Self::Yield => self,
+            Self::RunFor(_) | Self::SleepUntil(_) | Self::Yield | Self::Stream(_) => self,
         }
     }
 }
@@ -215,6 +218,8 @@ pub struct ThreadSpec {
     pub cpus: Option<CpuSet>,
     /// Its niceness.
     pub nice: i8,
+    /// What it goes through; threads that start at the same operation share the shared part.
+    pub working_set: Option<WorkingSet>,
 }
 
 /// A compiled workload.
@@ -255,6 +260,8 @@ struct Compiler<'a> {
     /// In a child process, which has an address space of its own. Its parent waits for it, so that it runs in that one's
     /// place.
     in_child: bool,
+    /// What is new to it is followed into caches.
+    streams: bool,
     program: Program,
 }
 
@@ -296,15 +303,31 @@ pub fn compile(
         buffers: workload.buffers.values().map(|&buffer| start(buffer)).collect(),
         ends: workload.duration_ns.map(|ns| from_ns(ns as f64 * scale).max(1)),
     };
-    let mut compiler =
-        Compiler { workload, prices, kernel, threads, group_count: 0, scale, depth: 0, in_child: false, program };
+    let mut compiler = Compiler {
+        workload,
+        prices,
+        kernel,
+        threads,
+        group_count: 0,
+        scale,
+        depth: 0,
+        in_child: false,
+        streams: false,
+        program,
+    };
     for group in &workload.groups {
         compiler.group_count = group.count.resolve(compiler.threads);
+        compiler.streams = group.working_set.is_some();
         let start = compiler.program.ops.len() as u32;
         compiler.phases(&group.phases, &format!("groups.{}", group.name))?;
         compiler.program.ops.push(Op::Exit);
         for _ in 0..compiler.group_count {
-            compiler.program.threads.push(ThreadSpec { start, cpus: group.cpus, nice: group.nice });
+            compiler.program.threads.push(ThreadSpec {
+                start,
+                cpus: group.cpus,
+                nice: group.nice,
+                working_set: group.working_set,
+            });
         }
     }
     Ok(compiler.program)
@@ -433,6 +456,9 @@ impl Compiler<'_> {
         let mm = self.program.locks.len() as u32 - 1;
         self.repeat(clamp(pages), place, |this| {
             this.fault(mm);
+            if this.streams {
+                this.emit(Op::Stream(PAGE_LINES));
+            }
             Ok(())
         })
     }

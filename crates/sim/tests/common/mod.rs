@@ -5,6 +5,7 @@ use muster_model::study::{
     Consolidation, Environment, Experiment, GuestKernel, IdleKind, Pin, Placement, Remedy, RemoteWake, Share, Tickle,
     VmScheduler, VmSpec, WakeSignal,
 };
+use muster_model::workload::WorkingSet;
 use muster_model::{Account, Profile, Topology, Workload};
 use muster_sim::{Outcome, SimError, Simulation};
 use rand_core::{Rng, SeedableRng};
@@ -67,7 +68,29 @@ pub fn case(seed: u64) -> Case {
     } else if draw.below(3) == 0 {
         on_xen(&mut case, &mut draw);
     }
+    // From numbers of their own: a seed's machine and program stay what they were.
+    let mut sizes = Draw(Xoshiro256PlusPlus::seed_from_u64(!seed));
+    if sizes.below(2) == 0 {
+        with_working_sets(&mut case, &mut sizes);
+    }
     case
+}
+
+/// Gives the machine caches, and some groups of threads working sets that fit them or do not.
+fn with_working_sets(case: &mut Case, draw: &mut Draw) {
+    let Profile { platform, prices, .. } = opteron();
+    case.profile.platform.caches = platform.caches;
+    for name in ["cache.l3", "memory.latency"] {
+        case.profile.prices.insert(name.to_owned(), prices[name].clone());
+    }
+    let workloads = std::iter::once(&mut case.workload).chain(&mut case.company);
+    for group in workloads.flat_map(|workload| &mut workload.groups) {
+        let bytes = [64, 40_000, 600_000, 3 << 20, 1 << 28][draw.below(5)];
+        let shared_bytes = [0, bytes / 3, bytes][draw.below(3)];
+        let (line_ns, written_percent) = ([1, 20, 300][draw.below(3)], [0, 10, 100][draw.below(3)]);
+        let set = WorkingSet { bytes, shared_bytes, line_ns, written_percent };
+        group.working_set = (draw.below(4) > 0).then_some(set);
+    }
 }
 
 /// Moves the case to Xen, or natively to the same machine and kernel.
@@ -203,6 +226,7 @@ pub fn run_checked(case: &Case) -> Result<Outcome, String> {
         Simulation::of_vms(&case.experiment, &case.profile, &workloads, None).map_err(|e| e.to_string())?;
     let outcome = simulation.run().map_err(|error: SimError| error.to_string())?;
     check_books(case, &outcome)?;
+    check_misses(&workloads, &outcome)?;
     for (number, (vm, spec)) in outcome.vms.iter().zip(case.experiment.all_vms()).enumerate() {
         if !spec.repeat && vm.runs != 1 {
             return Err(format!("the program of VM {number} ended {} times", vm.runs));
@@ -212,6 +236,29 @@ pub fn run_checked(case: &Case) -> Result<Outcome, String> {
         }
     }
     Ok(outcome)
+}
+
+fn check_misses(workloads: &[&Workload], outcome: &Outcome) -> Result<(), String> {
+    let follows = workloads.iter().flat_map(|workload| &workload.groups).any(|group| group.working_set.is_some());
+    let Some(misses) = &outcome.cache_misses else {
+        return if follows { Err("no cache is followed".to_owned()) } else { Ok(()) };
+    };
+    for (level, misses) in [("L2", misses.l2), ("LLC", misses.llc)] {
+        for (cause, &all) in misses.all.iter().enumerate() {
+            let (again, swept) = (misses.coherence[cause], misses.conflict[cause]);
+            let is_count = |count: f64| count.is_finite() && count >= 0.0;
+            if !follows || !is_count(again) || !is_count(swept) || again + swept > all * (1.0 + 1e-9) + 1e-3 {
+                return Err(format!(
+                    "{level} misses of cause {cause}: {all}, {again} written elsewhere, {swept} displaced"
+                ));
+            }
+        }
+    }
+    let last: f64 = misses.llc.all.iter().sum();
+    if last > misses.l2.all.iter().sum::<f64>() * (1.0 + 1e-9) + 1e-3 {
+        return Err(format!("the last-level caches miss more than is asked of them: {last}"));
+    }
+    Ok(())
 }
 
 fn check_books(case: &Case, outcome: &Outcome) -> Result<(), String> {
