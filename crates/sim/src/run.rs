@@ -12,7 +12,7 @@ use crate::machine::prices::{Prices, XenPrices};
 use crate::vmm::pcpu::Scheduling;
 use crate::workload::program::compile;
 use crate::world::World;
-use muster_model::study::{Environment, Experiment, GuestKernel, IdleKind, Remedy, VmSpec};
+use muster_model::study::{Environment, Experiment, IdleKind, Remedy, VmSpec};
 use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -215,9 +215,6 @@ impl Simulation {
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
         experiment.validate()?;
-        if experiment.kernel == Some(GuestKernel::Pk) {
-            return Err(ModelError::new("kernel", "`pk`, not simulated yet", "linux-2.6.31, or none for Linux 3.2"));
-        }
         let xen = experiment.environment.is_xen().then(|| XenPrices::new(profile)).transpose()?;
         let pv = experiment.environment == Environment::Pv;
         let prices = xen.map_or(prices, |xen| prices.on_xen(&xen, pv));

@@ -2,6 +2,7 @@
 //! interrupt reaches a core.
 
 pub mod derive;
+pub mod file_prices;
 pub mod interrupt;
 pub mod lines;
 pub mod prices;
