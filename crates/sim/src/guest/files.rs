@@ -249,3 +249,76 @@ impl World {
         self.book_walk(c, &walk, Step::Fetch);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::thread::Mode;
+    use crate::run::Simulation;
+    use muster_model::study::{Environment, Experiment, GuestKernel};
+    use muster_model::{Profile, Workload};
+
+    /// Threads that share a directory and its files, more of them than cores.
+    fn world(kernel: GuestKernel, cores: u32) -> World {
+        let machine = include_str!("../../../../machines/ixen-opteron48.toml");
+        let profile = Profile::from_toml(machine, "machine").unwrap();
+        let workload = r#"{"name":"w","directories":{"d":{"names":4,"mounted":true}},
+            "files":{"f":{"in":"d","count":3,"pages":4}},
+            "groups":[{"name":"g","count":12,"phases":[{"loop":{"times":30,"phases":[
+            {"file":{"of":"f","calls":["stat-missing","create",{"write":2},"seek","close","list","rename","unlink"],"user_ns":900}}]}}]}]}"#;
+        let workload = Workload::from_json(workload, "workload").unwrap();
+        let experiment = Experiment { kernel: Some(kernel), ..Experiment::new(Environment::Native, cores) };
+        Simulation::new(&experiment, &profile, &workload, None).unwrap().into_world()
+    }
+
+    /// The lock that a thread has at the moment, apart from those that it holds over several operations.
+    fn has(world: &World, t: usize) -> Option<u32> {
+        let thread = &world.threads[t];
+        let in_touch = thread.pc > 0 && matches!(world.ops[thread.pc as usize - 1], Op::Touch(_));
+        let has_it = match thread.mode {
+            Mode::Stretch => thread.step == Step::Unlock,
+            Mode::Spin => thread.granted,
+            Mode::Acks => false,
+        };
+        (in_touch && has_it).then(|| world.touched(t, world.present_touch(t)).lock)
+    }
+
+    /// The mutex that a thread has: the last operation that takes or gives one back took it.
+    fn has_mutex(world: &World, t: usize) -> Option<u32> {
+        let thread = &world.threads[t];
+        let waits = thread.mode == Mode::Spin && !thread.granted;
+        for (back, op) in world.ops[..thread.pc as usize].iter().rev().enumerate() {
+            match op {
+                Op::Acquire(_) | Op::TakePicked(_) if back == 0 && waits => return None,
+                Op::Acquire(lock) => return Some(*lock),
+                Op::TakePicked(lock) => return Some(lock + world.picked[t]),
+                Op::Release(_) | Op::GivePicked(_) | Op::Call => return None,
+                _ => {}
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_lock_is_one_threads_and_is_taken_while_it_is() {
+        for (kernel, cores) in [(GuestKernel::Linux2631, 8), (GuestKernel::Pk, 8), (GuestKernel::Linux2631, 5)] {
+            let mut world = world(kernel, cores);
+            world.start();
+            let mut contended = 0;
+            while world.unfinished > 0 {
+                world.go_on(world.now + 1).unwrap();
+                let mut holders = vec![0; world.locks.len()];
+                for t in 0..world.threads.len() {
+                    has(&world, t).into_iter().chain(has_mutex(&world, t)).for_each(|lock| holders[lock as usize] += 1);
+                    contended += u32::from(world.threads[t].mode == Mode::Spin);
+                }
+                for (lock, &holders) in holders.iter().enumerate().filter(|&(l, _)| world.locks[l].in_kernel) {
+                    let taken = i32::from(world.is_taken(lock as u32));
+                    assert_eq!(holders, taken, "lock {lock} at {} ps", world.now);
+                }
+            }
+            assert!(contended > 1000, "somebody waits most of the time: {contended}");
+            assert!((0..world.locks.len()).all(|lock| !world.is_taken(lock as u32)), "all are free at the end");
+        }
+    }
+}
