@@ -86,7 +86,7 @@ fn each_switch_of_pk_takes_away_what_it_says() {
             FileKernel { super_block_apart: false, open_files_per_core: false, ..PK },
             own,
             own_file,
-            r#""open",{"write":1},"close""#,
+            &format!(r#""open",{}"close""#, r#"{"write":1},"#.repeat(30)),
         ),
         ("lists", FileKernel { spares_list_locks: false, ..PK }, own, own_file, r#""stat-missing""#),
         ("lists", FileKernel { spares_list_locks: false, ..PK }, own, own_file, r#""create","close","unlink""#),
