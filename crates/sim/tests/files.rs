@@ -80,7 +80,13 @@ fn each_switch_of_pk_takes_away_what_it_says() {
         ("mount table", FileKernel { mount_tables_per_core: false, ..PK }, mounted, shared, r#""stat""#),
         ("open files", FileKernel { open_files_per_core: false, ..PK }, own, own_file, r#""open","close""#),
         ("seek", FileKernel { seeks_without_mutex: false, ..PK }, directory, shared, r#""open","seek","close""#),
-        ("pages", FileKernel { page_counts_apart: false, ..PK }, directory, shared, r#""open",{"read":2},{"read":2},"close""#),
+        (
+            "pages",
+            FileKernel { page_counts_apart: false, ..PK },
+            directory,
+            shared,
+            r#""open",{"read":2},{"read":2},"close""#,
+        ),
         (
             "super block",
             FileKernel { super_block_apart: false, open_files_per_core: false, ..PK },
@@ -102,7 +108,8 @@ fn each_switch_of_pk_takes_away_what_it_says() {
 
 #[test]
 fn pk_opens_files_below_shared_directories_as_fast_on_32_cores() {
-    let work = calling(r#""a":{},"b":{"in":"a"}"#, r#""in":"b","own":true"#, r#""open",{"read":1},"close","stat""#, 200);
+    let work =
+        calling(r#""a":{},"b":{"in":"a"}"#, r#""in":"b","own":true"#, r#""open",{"read":1},"close","stat""#, 200);
     let slower = |files| native(&work, 32, files).seconds() / native(&work, 1, files).seconds();
     let (linux, pk) = (slower(LINUX), slower(FileKernel::PK));
     assert!(linux > 5.0 && pk < 1.2, "Linux 2.6.31 {linux}, PK {pk}");
@@ -115,8 +122,7 @@ fn a_semaphores_count_bounces_with_and_without_its_lock() {
         {"loop":{"times":200,"phases":[{"touch-memory":{"pages":4}},{"run":{"ns":50000}}]}}]}]}"#,
     );
     let run = |kernel| {
-        let experiment =
-            Experiment { kernel: Some(kernel), limit_s: 60.0, ..Experiment::new(Environment::Native, 32) };
+        let experiment = Experiment { kernel: Some(kernel), limit_s: 60.0, ..Experiment::new(Environment::Native, 32) };
         Simulation::new(&experiment, &opteron(), &faulting, None).unwrap().run().unwrap()
     };
     let (locked, atomic) = (run(GuestKernel::Linux2631), run(GuestKernel::Pk));

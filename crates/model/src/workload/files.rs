@@ -113,9 +113,10 @@ impl Workload {
         while let Some((name, directory)) = next {
             assert!(path.len() < MAX_DEPTH, "validation found no circle");
             path.push(PathStep { name, own: directory.own });
-            next = directory.parent.as_ref().map(|name| {
-                self.directories.get_key_value(name.as_str()).expect("validation found the name")
-            });
+            next = directory
+                .parent
+                .as_ref()
+                .map(|name| self.directories.get_key_value(name.as_str()).expect("validation found the name"));
         }
         path.reverse();
         let mut own = false;
@@ -232,7 +233,8 @@ mod tests {
         Workload::from_json(&text, "w.json")
     }
 
-    const TREE: &str = r#""shared":{"mounted":true},"mine":{"in":"shared","own":true,"names":12},"below":{"in":"mine"}"#;
+    const TREE: &str =
+        r#""shared":{"mounted":true},"mine":{"in":"shared","own":true,"names":12},"below":{"in":"mine"}"#;
 
     #[test]
     fn reads_files_and_writes_them_back() {

@@ -1,7 +1,7 @@
 //! What tells one guest kernel from another: its tick, and how often it reads the clock.
 
-use crate::engine::{NS, Ps};
 use super::files::FileKernel;
+use crate::engine::{NS, Ps};
 use crate::machine::tlb::Footprint;
 use muster_model::study::{Experiment, GuestKernel};
 

@@ -61,7 +61,17 @@ const UNDER_COUNT: Ps = 20 * NS;
 impl Lock {
     /// A free lock.
     pub fn new(kind: workload::Lock) -> Self {
-        Self { kind, word: Word::Free, readers: 0, spinners: List::EMPTY, blocked: List::EMPTY, count: None, line: None, in_kernel: false, tickets: 0 }
+        Self {
+            kind,
+            word: Word::Free,
+            readers: 0,
+            spinners: List::EMPTY,
+            blocked: List::EMPTY,
+            count: None,
+            line: None,
+            in_kernel: false,
+            tickets: 0,
+        }
     }
 }
 

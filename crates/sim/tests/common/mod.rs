@@ -174,7 +174,8 @@ fn program(draw: &mut Draw, files: bool) -> String {
 fn endless(draw: &mut Draw, files: bool) -> (String, String) {
     let ends = format!(r#""duration_ns":{},"#, [50_000, 3_000_000, 40_000_000][draw.below(3)]);
     let all = draw.below(2) == 0;
-    let (waiters, wakers, run, period) = (draw.below(4) + 1, draw.below(2) + 1, phase(draw, files), draw.below(90_000) + 1);
+    let (waiters, wakers, run, period) =
+        (draw.below(4) + 1, draw.below(2) + 1, phase(draw, files), draw.below(90_000) + 1);
     let groups = format!(
         r#",{{"name":"waiters","count":{waiters},"phases":[{{"loop":{{"times":"forever","phases":[
             {{"lock":{{"lock":"m","phases":[{{"await":{{"condvar":"v","lock":"m"}}}},{run}]}}}}]}}}}]}},

@@ -20,8 +20,8 @@
 use super::{Compiler, Op};
 use crate::engine::{NS, Ps};
 use crate::guest::files::{How, ObjectSpec, Touch};
-use muster_model::workload::{Duration, FileCall, Files, Workload};
 use muster_model::ModelError;
+use muster_model::workload::{Duration, FileCall, Files, Workload};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
