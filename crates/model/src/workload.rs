@@ -10,7 +10,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+pub mod files;
 pub mod working_set;
+
+pub use files::{Directory, FileCall, Files};
 pub use working_set::WorkingSet;
 
 /// How long a [`Phase::RunFor`] computes between two looks at the clock, as rt-app's `runtime`.
@@ -46,6 +49,15 @@ pub struct Workload {
     /// Kinds of buffers by name, which start small and grow.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub buffers: BTreeMap<String, Buffer>,
+    /// Directories by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub directories: BTreeMap<String, Directory>,
+    /// Sets of files by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub files: BTreeMap<String, Files>,
+    /// Whether the files' file system keeps a journal, as ext3 does; tmpfs has none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub journaled: bool,
     /// Condition variables by name.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub condvars: BTreeSet<String>,
@@ -184,6 +196,13 @@ pub enum Duration {
     },
 }
 
+impl Default for Duration {
+    /// No time.
+    fn default() -> Self {
+        Self::Fixed(0)
+    }
+}
+
 impl Duration {
     /// The mean, rounded down.
     pub fn mean(self) -> u64 {
@@ -291,6 +310,16 @@ pub enum Phase {
         /// Time in the kernel, without entry and exit.
         ns: Duration,
     },
+    /// Takes one file of a set, at random, and calls the kernel for it.
+    File {
+        /// Which set.
+        of: String,
+        /// The calls, in order.
+        calls: Vec<FileCall>,
+        /// Time in user mode before each call.
+        #[serde(default, skip_serializing_if = "is_no_time")]
+        user_ns: Duration,
+    },
     /// Sends bytes over the network.
     Send {
         /// How many.
@@ -356,6 +385,10 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+fn is_no_time(duration: &Duration) -> bool {
+    *duration == Duration::default()
+}
+
 fn one() -> u64 {
     1
 }
@@ -392,6 +425,7 @@ impl Phase {
             Self::Unmap { .. } => "unmap",
             Self::ReadClock { .. } => "read-clock",
             Self::Syscall { .. } => "syscall",
+            Self::File { .. } => "file",
             Self::Send { .. } => "send",
             Self::Receive { .. } => "receive",
             Self::ReadDisk { .. } => "read-disk",
@@ -427,6 +461,7 @@ impl Workload {
         if self.groups.is_empty() {
             return Err(ModelError::new("groups", "none", "at least one group of threads"));
         }
+        self.check_files()?;
         let mut names = BTreeSet::new();
         for group in &self.groups {
             let place = format!("groups.{}", group.name);
@@ -481,7 +516,10 @@ impl Workload {
 
     fn check_phase<'a>(&'a self, phase: &'a Phase, place: &str, held: &mut Vec<&'a str>) -> Result<(), ModelError> {
         match phase {
-            Phase::Run { ns, .. } | Phase::Syscall { ns } | Phase::Sleep { ns } => check_duration(*ns, place),
+            Phase::Run { ns, .. } | Phase::Syscall { ns } | Phase::Sleep { ns } => {
+                check_duration(*ns, &format!("{place}.ns"))
+            }
+            Phase::File { of, calls, user_ns } => self.check_calls(of, calls, *user_ns, place),
             Phase::Lock { lock, phases } => {
                 known(lock, self.locks.keys(), &format!("{place}.lock"), "lock")?;
                 if held.contains(&lock.as_str()) {
@@ -765,6 +803,7 @@ fn takes_time(phases: &[Phase]) -> bool {
         // Not always, but again and again.
         Phase::Fill { .. } | Phase::Allocate { .. } => true,
         Phase::Unmap { .. } | Phase::ReadClock { .. } | Phase::Syscall { .. } | Phase::Sleep { .. } => true,
+        Phase::File { .. } => true,
         Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } => true,
         Phase::RunFor { .. } | Phase::Timer { .. } | Phase::Yield {} => true,
     })
@@ -845,9 +884,9 @@ fn check_cpus(cpus: Option<CpuSet>, place: &str) -> Result<(), ModelError> {
 
 fn check_duration(duration: Duration, place: &str) -> Result<(), ModelError> {
     match duration {
-        Duration::Fixed(ns) => range(&format!("{place}.ns"), ns, 0, MAX_NS),
-        Duration::Exponential { mean } => range(&format!("{place}.ns.exponential.mean"), mean, 0, MAX_NS),
-        Duration::Uniform { min, max } => range(&format!("{place}.ns.uniform.max"), max, min, MAX_NS),
+        Duration::Fixed(ns) => range(place, ns, 0, MAX_NS),
+        Duration::Exponential { mean } => range(&format!("{place}.exponential.mean"), mean, 0, MAX_NS),
+        Duration::Uniform { min, max } => range(&format!("{place}.uniform.max"), max, min, MAX_NS),
     }
 }
 

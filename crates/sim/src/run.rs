@@ -13,7 +13,7 @@ use crate::vmm::pcpu::Scheduling;
 use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::compile;
 use crate::world::World;
-use muster_model::study::{Environment, Experiment, GuestKernel, IdleKind, Remedy, VmSpec};
+use muster_model::study::{Environment, Experiment, IdleKind, Remedy, VmSpec};
 use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -195,7 +195,22 @@ impl Simulation {
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
         let prices = Prices::new(&*simulatable(profile)?)?;
-        Self::assemble(experiment, profile, prices, workloads, timeline)
+        Self::assemble(experiment, profile, prices, &Kernel::of(experiment), workloads, timeline)
+    }
+
+    /// As [`Self::new`] with a kernel that differs from the experiment's in how semaphores and calls for files are done, which is
+    /// settled when the program is compiled.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_kernel(
+        experiment: &Experiment,
+        profile: &Profile,
+        kernel: &Kernel,
+        workload: &Workload,
+    ) -> Result<Self, ModelError> {
+        let prices = Prices::new(&*simulatable(profile)?)?;
+        Self::assemble(experiment, profile, prices, kernel, &[workload], None)
     }
 
     /// As [`Self::new`] with prices that differ from the profile's.
@@ -209,24 +224,21 @@ impl Simulation {
         workload: &Workload,
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
-        Self::assemble(experiment, profile, prices, &[workload], timeline)
+        Self::assemble(experiment, profile, prices, &Kernel::of(experiment), &[workload], timeline)
     }
 
     fn assemble(
         experiment: &Experiment,
         profile: &Profile,
         prices: Prices,
+        kernel: &Kernel,
         workloads: &[&Workload],
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
         experiment.validate()?;
-        if experiment.kernel == Some(GuestKernel::Pk) {
-            return Err(ModelError::new("kernel", "`pk`, not simulated yet", "linux-2.6.31, or none for Linux 3.2"));
-        }
         let xen = experiment.environment.is_xen().then(|| XenPrices::new(profile)).transpose()?;
         let pv = experiment.environment == Environment::Pv;
         let prices = xen.map_or(prices, |xen| prices.on_xen(&xen, pv));
-        let kernel = Kernel::of(experiment);
         let walks = kernel.footprints.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
         let topology = topology(experiment, profile)?;
         let specs = experiment.all_vms();
@@ -238,7 +250,7 @@ impl Simulation {
             fits(workload, spec.vcpus)?;
             let remedies = experiment.applied(workload)?;
             let larger = remedies.contains(&Remedy::Itlb);
-            let program = compile(workload, &prices, &kernel, larger, spec.thread_count(), experiment.scale)?;
+            let program = compile(workload, &prices, kernel, larger, spec.thread_count(), experiment.scale)?;
             Ok((spec, program, remedies))
         };
         let vms = specs.into_iter().zip(workloads).map(program).collect::<Result<Vec<_>, ModelError>>()?;
@@ -285,6 +297,14 @@ impl Simulation {
             deadlocked: world.nothing_can_happen(0),
             timeline: world.ledgers.into_timeline(),
         })
+    }
+}
+
+#[cfg(test)]
+impl Simulation {
+    /// Its world, to be looked into from event to event.
+    pub(crate) fn into_world(self) -> World {
+        self.world
     }
 }
 

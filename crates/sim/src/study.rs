@@ -71,6 +71,7 @@ const BUILTIN: &[Builtin] = &[
             file!("studies/ixen/section-3.2.4.toml"),
             file!("studies/ixen/section-3.3.3.toml"),
             file!("studies/ixen/section-4.toml"),
+            file!("studies/ixen/section-4.2.toml"),
             file!("studies/ixen/table-2.toml"),
             file!("studies/ixen/table-3.toml"),
         ],

@@ -9,6 +9,7 @@ use crate::engine::Ps;
 use crate::engine::books::{Ledgers, Parts};
 use crate::engine::queue::{Queue, Slot};
 use crate::engine::random::Random;
+use crate::guest::files::{Object, Touch};
 use crate::guest::heap::Heap;
 use crate::guest::masked::OpenLock;
 use crate::guest::sync::{Barrier, Condition, Condvar, Lock};
@@ -119,6 +120,11 @@ pub struct World {
     pub(crate) conditions: Vec<Condition>,
     pub(crate) condvars: Vec<Condvar>,
     pub(crate) timers: Vec<Timer>,
+    /// What calls for files do, and what they touch.
+    pub(crate) touches: Vec<Touch>,
+    pub(crate) objects: Vec<Object>,
+    /// By thread, the file that it has picked of a set.
+    pub(crate) picked: Vec<u32>,
     /// By timer and thread (the first for a shared timer), up to when it has been moved on.
     pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
     /// The CPUs that operations name.
@@ -198,6 +204,9 @@ impl World {
             conditions: Vec::new(),
             condvars: Vec::new(),
             timers: Vec::new(),
+            touches: Vec::new(),
+            objects: Vec::new(),
+            picked: vec![0; threads],
             timer_next: BTreeMap::new(),
             cpu_sets: Vec::new(),
             buffers: Vec::new(),
@@ -266,6 +275,8 @@ impl World {
             timers: self.timers.len() as u32,
             cpus: self.cpu_sets.len() as u32,
             buffers: self.buffers.len() as u32,
+            touches: self.touches.len() as u32,
+            objects: self.objects.len() as u32,
         };
         let own = |cpus: Option<CpuSet>| cpus.map_or_else(|| used.clone().collect(), |cpus| of_vm(used, &cpus));
         for thread in &program.threads {
@@ -280,6 +291,11 @@ impl World {
         self.ops.extend(program.ops.iter().map(|op| op.behind(&base)));
         self.durations.extend(program.durations);
         self.locks.extend(program.locks.iter().map(|&kind| Lock::new(kind)));
+        program.kernel_locks.for_each(|lock| self.locks[(base.locks + lock) as usize].in_kernel = true);
+        let behind = |touch: Touch| Touch { object: touch.object + base.objects, ..touch };
+        self.touches.extend(program.touches.into_iter().map(behind));
+        let lines = &mut self.shared.lines;
+        self.objects.extend(program.objects.iter().map(|&spec| Object::new(spec, base.locks, lines)));
         self.barriers.extend(program.barriers.iter().map(|spec| Barrier::new(spec.parties, base.locks + spec.mutex)));
         self.condvars.resize(self.condvars.len() + program.condvars, Condvar::default());
         self.timers.extend(program.timers);

@@ -17,6 +17,12 @@ impl Random {
         Self(Xoshiro256PlusPlus::seed_from_u64(seed ^ index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
+    /// A number below `n`, each as likely as the others.
+    #[inline]
+    pub fn below(&mut self, n: u32) -> u32 {
+        ((u64::from(n) * (self.0.next_u64() >> 32)) >> 32) as u32
+    }
+
     /// A draw from a distribution of nanoseconds, in picoseconds.
     #[inline]
     pub fn duration(&mut self, duration: Duration) -> Ps {

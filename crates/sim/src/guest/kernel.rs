@@ -1,5 +1,6 @@
 //! What tells one guest kernel from another: its tick, and how often it reads the clock.
 
+use super::files::FileKernel;
 use crate::engine::{NS, Ps};
 use crate::machine::tlb::Footprint;
 use muster_model::study::{Experiment, GuestKernel};
@@ -14,6 +15,10 @@ pub struct Kernel {
     /// Whether a semaphore's count lies under a spin lock of its own, which everybody takes who takes or gives back the
     /// semaphore, shared or not (lib/rwsem-spinlock.c; x86-64 had it until 2.6.33); else the count is changed atomically.
     pub semaphores_have_locks: bool,
+    /// Whether an atomic change of a semaphore's count moves the count's line; else that is in the prices of what takes it.
+    pub semaphore_counts_bounce: bool,
+    /// How it keeps track of files, where that is simulated.
+    pub files: Option<FileKernel>,
     /// The pages that a system call or fault goes through, and the program between two of them, where translations are
     /// followed.
     pub footprints: Option<Footprints>,
@@ -37,7 +42,8 @@ impl Kernel {
     pub fn of(experiment: &Experiment) -> Self {
         match experiment.kernel {
             None => Self::LINUX_3_2,
-            Some(GuestKernel::Linux2631 | GuestKernel::Pk) => Self::LINUX_2_6_31,
+            Some(GuestKernel::Linux2631) => Self::LINUX_2_6_31,
+            Some(GuestKernel::Pk) => Self::PK,
         }
     }
 
@@ -47,6 +53,8 @@ impl Kernel {
         tick: 4_000_000 * NS,
         ticks_in_idle: false,
         semaphores_have_locks: false,
+        semaphore_counts_bounce: false,
+        files: None,
         footprints: None,
         reads_per_tick: 0,
     };
@@ -60,11 +68,23 @@ impl Kernel {
         tick: 4_000_000 * NS,
         ticks_in_idle: true,
         semaphores_have_locks: true,
+        semaphore_counts_bounce: false,
+        files: Some(FileKernel::LINUX_2_6_31),
         footprints: Some(Footprints {
             kernel: Footprint { code: 8, data: 12 },
             large_kernel: Footprint { code: 1, data: 3 },
             user: Footprint { code: 20, data: 60 },
         }),
         reads_per_tick: 3,
+    };
+
+    /// PK: Linux 2.6.35-rc5 with the changes of Boyd-Wickizer et al., "An Analysis of Linux Scalability to Many Cores", OSDI 2010;
+    /// those to the network and to super-pages are left out, since nothing here uses either. From 2.6.34 on x86-64 changes
+    /// a semaphore's count atomically. Ticks, clock reads and footprints: taken to be those of 2.6.31.
+    pub const PK: Self = Self {
+        semaphores_have_locks: false,
+        semaphore_counts_bounce: true,
+        files: Some(FileKernel::PK),
+        ..Self::LINUX_2_6_31
     };
 }

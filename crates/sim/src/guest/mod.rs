@@ -1,5 +1,6 @@
 //! The guest's kernel (or, on the machine itself, the kernel): threads, run queues, idle, synchronization, memory.
 
+pub mod files;
 pub mod heap;
 pub mod idle;
 pub mod kernel;

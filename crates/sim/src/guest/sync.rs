@@ -12,7 +12,7 @@ use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
-use crate::machine::lines::Cause;
+use crate::machine::lines::{Cause, LineId};
 use crate::machine::spinlock::Kind;
 use crate::machine::walk::Walk;
 use crate::vmm::pcpu::RunState;
@@ -47,6 +47,12 @@ pub struct Lock {
     blocked: List,
     /// The spin lock that a semaphore's count lies under, once it was used.
     pub(crate) count: Option<OpenLock>,
+    /// The line of a semaphore's count that is changed atomically, once it was.
+    pub(crate) line: Option<LineId>,
+    /// Whether it is the kernel's own: who spins for it does so there.
+    pub(crate) in_kernel: bool,
+    /// How many spin for it there, in order of their tickets.
+    tickets: u32,
 }
 
 /// What is done under a semaphore's own spin lock, a handful of instructions: assumed.
@@ -55,7 +61,17 @@ const UNDER_COUNT: Ps = 20 * NS;
 impl Lock {
     /// A free lock.
     pub fn new(kind: workload::Lock) -> Self {
-        Self { kind, word: Word::Free, readers: 0, spinners: List::EMPTY, blocked: List::EMPTY, count: None }
+        Self {
+            kind,
+            word: Word::Free,
+            readers: 0,
+            spinners: List::EMPTY,
+            blocked: List::EMPTY,
+            count: None,
+            line: None,
+            in_kernel: false,
+            tickets: 0,
+        }
     }
 }
 
@@ -256,7 +272,7 @@ impl World {
         }
     }
 
-    fn spin(&mut self, c: usize, t: u32, l: u32, timeout: Option<Ps>) {
+    pub(crate) fn spin(&mut self, c: usize, t: u32, l: u32, timeout: Option<Ps>) {
         self.locks[l as usize].spinners.push(&mut self.threads, t);
         let thread = &mut self.threads[t as usize];
         thread.mode = Mode::Spin;
@@ -265,6 +281,34 @@ impl World {
         thread.waits_for = WaitFor::Mutex(l);
         thread.remaining = timeout.unwrap_or(0);
         self.spin_on(c, t);
+    }
+
+    /// Whether somebody has a lock.
+    pub(crate) fn is_taken(&self, l: u32) -> bool {
+        self.locks[l as usize].word != Word::Free
+    }
+
+    /// The vCPU's thread draws a ticket for a spin lock of the kernel, and spins without giving way to others.
+    pub(crate) fn spin_in_kernel(&mut self, c: usize, t: u32, l: u32) {
+        let lock = &mut self.locks[l as usize];
+        // It draws its ticket, sees the release, and, of the others', half come before it (`machine::spinlock`).
+        self.shared.lines.add_misses(Cause::Guest, 3 + u64::from(lock.tickets));
+        lock.tickets += 1;
+        self.spin(c, t, l, None);
+        self.threads[t as usize].in_kernel = true;
+    }
+
+    /// A spin lock of the kernel goes to the next in line. That takes longer the more wait, as each reads the word again.
+    pub(crate) fn hand_on(&mut self, c: usize, l: u32) {
+        let lock = &mut self.locks[l as usize];
+        let Some(next) = lock.spinners.pop(&self.threads) else {
+            lock.word = Word::Free;
+            return;
+        };
+        lock.tickets -= 1;
+        let others = Ps::from(lock.tickets);
+        let line = self.prices.cache_line[self.apart(c, self.threads[next as usize].cpu as usize)];
+        self.grant(next, line + (others + 2) * line / 2);
     }
 
     /// The vCPU's thread spins (again): to the end of its timeout if it has one.
@@ -282,14 +326,19 @@ impl World {
 
     /// The spinning thread has got the lock, or its timeout has come.
     pub(crate) fn spin_over(&mut self, c: usize) {
+        let spun = self.now - self.vcpus[c].run_since;
         self.charge(c);
         let t = self.vcpus[c].current;
         let thread = &mut self.threads[t as usize];
+        let WaitFor::Mutex(l) = thread.waits_for else { unreachable!("only locks are spun for") };
         if std::mem::take(&mut thread.granted) {
             thread.remaining = 0;
+            if self.locks[l as usize].in_kernel {
+                self.kernel_spin += spun;
+                return self.granted_in_kernel(c);
+            }
             return self.fetch(c);
         }
-        let WaitFor::Mutex(l) = thread.waits_for else { unreachable!("only locks are spun for") };
         self.locks[l as usize].spinners.remove(&mut self.threads, t);
         let price = self.prices.syscall + self.prices.block;
         self.wait(c, t, price, WaitFor::Mutex(l), After::Retry(l));
@@ -312,7 +361,8 @@ impl World {
         if let Some(next) = lock.spinners.pop(&self.threads) {
             // The line goes to the first spinner; if that one has been preempted, the lock waits for it.
             lock.word = if lock.blocked.is_empty() { Word::Taken } else { Word::Contended };
-            self.grant(c, next);
+            let line = self.prices.cache_line[self.apart(c, self.threads[next as usize].cpu as usize)];
+            self.grant(next, line);
             return false;
         }
         if lock.kind == workload::Lock::KernelMutex {
@@ -326,14 +376,14 @@ impl World {
         contended
     }
 
-    fn grant(&mut self, from: usize, t: u32) {
+    /// A spinning thread is given its lock, and learns it after `price`.
+    fn grant(&mut self, t: u32, price: Ps) {
         self.threads[t as usize].granted = true;
         let c = self.threads[t as usize].cpu as usize;
         let vcpu = &self.vcpus[c];
         if vcpu.current == t && vcpu.state == VcpuState::Spinning && !vcpu.is_stopped() {
-            let line = self.prices.cache_line[self.apart(from, c)];
             self.shared.lines.add_misses(Cause::User, 1);
-            self.queue.schedule(slot_of(c, kind::VCPU), self.now + line);
+            self.queue.schedule(slot_of(c, kind::VCPU), self.now + price);
         }
     }
 

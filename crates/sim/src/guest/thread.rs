@@ -149,6 +149,10 @@ pub enum Step {
     FlushSent,
     /// The clock was read; so many reads are left.
     ReadClock(u32),
+    /// The next operation of a system call, whoever else wants the CPU.
+    InCall,
+    /// A call gives a lock back and goes on.
+    Unlock,
 }
 
 /// What a woken thread does next.
@@ -333,17 +337,25 @@ impl World {
             Step::Affinity(cpus) => self.move_to(c, t, cpus),
             Step::FlushSent => self.await_flushes(c, t),
             Step::ReadClock(times) => self.reads_clock(c, times),
+            Step::InCall => self.proceed(c, true),
+            Step::Unlock => self.unlock(c),
         }
     }
 
     /// The vCPU's thread goes on with its program until something takes time.
+    #[inline]
     pub(crate) fn fetch(&mut self, c: usize) {
+        self.proceed(c, false);
+    }
+
+    /// The same; `in_call`: in the middle of a system call, which does not leave its CPU to others.
+    pub(crate) fn proceed(&mut self, c: usize, mut in_call: bool) {
         let t = self.vcpus[c].current as usize;
         self.threads[t].in_kernel = false;
         self.threads[t].step = Step::Fetch;
         self.threads[t].mode = Mode::Stretch;
         loop {
-            if self.vcpus[c].need_resched {
+            if self.vcpus[c].need_resched && !in_call {
                 self.threads[t].remaining = 0;
                 return self.preempt(c);
             }
@@ -364,6 +376,25 @@ impl World {
                     }
                 }
                 Op::Count(lock) => return self.count(c, lock),
+                Op::CountAtomically(lock) => return self.count_atomically(c, lock),
+                Op::Call => {
+                    self.enter_kernel(c);
+                    in_call = true;
+                }
+                Op::Touch(touch) => return self.touch(c, touch),
+                Op::Return => in_call = false,
+                Op::Pick(count) => self.pick_file(t, count),
+                Op::TakePicked(lock) => {
+                    let lock = lock + self.picked[t];
+                    if !self.try_acquire(lock) {
+                        return self.contend(c, t as u32, lock);
+                    }
+                }
+                Op::GivePicked(lock) => {
+                    if self.release(c, t as u32, lock + self.picked[t], Step::Fetch) {
+                        return;
+                    }
+                }
                 Op::Forever { depth, to } => {
                     self.turns[t] += u64::from(depth == 0);
                     self.threads[t].pc = to;

@@ -3,6 +3,7 @@
 
 pub mod cache;
 pub mod derive;
+pub mod file_prices;
 pub mod interrupt;
 pub mod lines;
 pub mod prices;

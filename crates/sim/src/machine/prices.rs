@@ -1,5 +1,6 @@
 //! The prices that the simulated world needs, by name, from a machine profile.
 
+use super::file_prices::FilePrices;
 use super::tlb::{Entries, Footprint};
 use crate::engine::{Ps, from_ns};
 use muster_model::profile::TlbUse;
@@ -26,6 +27,8 @@ macro_rules! prices {
             pub line_copy: Ps,
             /// fork(2) of a small process.
             pub fork: Ps,
+            /// Calls for files.
+            pub files: FilePrices,
         }
 
         /// What fork takes where the profile does not say: assumed.
@@ -59,6 +62,7 @@ macro_rules! prices {
                         None => profile.require_ns("sim.cpu.cache-line.other-node")?,
                     }),
                     fork: from_ns(profile.price_ns("sim.kernel.fork").unwrap_or(FORK_NS)),
+                    files: FilePrices::new(profile),
                 })
             }
 

@@ -1,11 +1,19 @@
 //! Phases compiled to a flat list of small operations, names resolved to numbers.
 
 use crate::engine::{NS, Ps, from_ns};
+use crate::guest::files::{FileKernel, ObjectSpec, Touch};
 use crate::guest::kernel::Kernel;
+use crate::machine::file_prices::FilePrices;
 use crate::machine::prices::Prices;
 use crate::working_sets::PAGE_LINES;
 use muster_model::workload::{self, Buffer, Count, Duration, Lock, Phase, Timer, WorkingSet, Workload, repetitions};
 use muster_model::{CpuSet, ModelError};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+mod calls;
+
+use calls::Layout;
 
 /// Deepest nesting of loops.
 pub const LOOP_DEPTH: usize = 16;
@@ -46,6 +54,20 @@ pub enum Op {
     Release(u32),
     /// Changes a kernel lock's count under the spin lock that it lies under.
     Count(u32),
+    /// Changes a kernel lock's count atomically.
+    CountAtomically(u32),
+    /// A system call for a file begins: from here on up to [`Op::Return`] the thread keeps its CPU.
+    Call,
+    /// One of [`Program::touches`], and those behind it that come within a moment.
+    Touch(u32),
+    /// A system call ends, or looks whether others want the CPU.
+    Return,
+    /// Picks one of so many files.
+    Pick(u32),
+    /// Takes the lock of the file that was picked; the first file's is this one.
+    TakePicked(u32),
+    /// Gives it back.
+    GivePicked(u32),
     /// Takes a kernel lock to share it with other readers.
     Share(u32),
     /// Gives it back.
@@ -160,6 +182,10 @@ pub struct Base {
     pub cpus: u32,
     /// Its first kind of buffer.
     pub buffers: u32,
+    /// Its first touch.
+    pub touches: u32,
+    /// Its first object.
+    pub objects: u32,
 }
 
 impl Op {
@@ -172,6 +198,10 @@ impl Op {
             Self::Acquire(lock) => Self::Acquire(lock + base.locks),
             Self::Release(lock) => Self::Release(lock + base.locks),
             Self::Count(lock) => Self::Count(lock + base.locks),
+            Self::CountAtomically(lock) => Self::CountAtomically(lock + base.locks),
+            Self::Touch(touch) => Self::Touch(touch + base.touches),
+            Self::TakePicked(lock) => Self::TakePicked(lock + base.locks),
+            Self::GivePicked(lock) => Self::GivePicked(lock + base.locks),
             Self::Share(lock) => Self::Share(lock + base.locks),
             Self::Unshare(lock) => Self::Unshare(lock + base.locks),
             Self::Arrive(barrier) => Self::Arrive(barrier + base.barriers),
@@ -196,6 +226,7 @@ impl Op {
                 self
             }
             Self::RunFor(_) | Self::SleepUntil(_) | Self::Yield | Self::Stream(_) => self,
+            Self::Call | Self::Return | Self::Pick(_) => self,
         }
     }
 }
@@ -231,8 +262,14 @@ pub struct Program {
     pub durations: Vec<Duration>,
     /// The threads.
     pub threads: Vec<ThreadSpec>,
-    /// Locks: those of the workload, the mutexes of its barriers, and last the process's mm mutex.
+    /// Locks: those of the workload, the mutexes of its barriers, those of its files, and last the process's mm mutex.
     pub locks: Vec<Lock>,
+    /// Which of them are those of files, inside the kernel.
+    pub kernel_locks: Range<u32>,
+    /// What calls for files do.
+    pub touches: Vec<Touch>,
+    /// What they touch.
+    pub objects: Vec<ObjectSpec>,
     /// Barriers.
     pub barriers: Vec<BarrierSpec>,
     /// Permits of each condition at the start.
@@ -262,6 +299,13 @@ struct Compiler<'a> {
     in_child: bool,
     /// What is new to it is followed into caches.
     streams: bool,
+    /// Where files are, if there are any that the kernel can be called for.
+    layout: Option<Layout>,
+    of_files: FileKernel,
+    file_prices: FilePrices,
+    /// Of the call that is being compiled.
+    pending: Vec<Touch>,
+    known_touches: BTreeMap<Touch, u32>,
     program: Program,
 }
 
@@ -280,6 +324,12 @@ pub fn compile(
     workload.check_for(threads, scale)?;
     let mut locks: Vec<Lock> = workload.locks.values().copied().collect();
     locks.extend(workload.barriers.values().map(|_| Lock::Mutex));
+    let of_files = kernel.files.filter(|_| workload.uses_files());
+    let kernels = locks.len() as u32;
+    let laid_out = of_files.map(|_| Layout::new(workload, kernels)).transpose()?;
+    let (layout, objects, count) = laid_out.map_or((None, Vec::new(), 0), |(a, b, c)| (Some(a), b, c));
+    let kernel_locks = kernels..kernels + count;
+    locks.extend(kernel_locks.clone().map(|_| Lock::Spin));
     locks.push(Lock::KernelMutex);
     let mutexes = workload.locks.len() as u32..;
     let barriers = workload.barriers.keys().zip(mutexes);
@@ -295,6 +345,9 @@ pub fn compile(
         durations: Vec::new(),
         threads: Vec::new(),
         locks,
+        kernel_locks,
+        touches: Vec::new(),
+        objects,
         barriers,
         permits,
         condvars: workload.condvars.len(),
@@ -313,6 +366,11 @@ pub fn compile(
         depth: 0,
         in_child: false,
         streams: false,
+        layout,
+        of_files: of_files.unwrap_or_default(),
+        file_prices: prices.files,
+        pending: Vec::new(),
+        known_touches: BTreeMap::new(),
         program,
     };
     for group in &workload.groups {
@@ -373,6 +431,7 @@ impl Compiler<'_> {
                 let op = Op::Sleep(self.duration(*ns));
                 self.emit(op);
             }
+            Phase::File { of, calls, user_ns } => self.file(of, calls, *user_ns, place)?,
             Phase::ReadClock { times } => self.emit(Op::Clock(clamp(*times))),
             Phase::RunFor { ns } => self.emit(Op::RunFor(ns * NS)),
             Phase::SleepUntil { ns } => self.emit(Op::SleepUntil(ns * NS)),
@@ -547,6 +606,8 @@ impl Compiler<'_> {
         let is_semaphore = self.program.locks[lock as usize] == Lock::KernelMutex;
         if is_semaphore && self.kernel.semaphores_have_locks {
             self.emit(Op::Count(lock));
+        } else if is_semaphore && self.kernel.semaphore_counts_bounce {
+            self.emit(Op::CountAtomically(lock));
         }
     }
 

@@ -97,8 +97,10 @@ fn with_working_sets(case: &mut Case, draw: &mut Draw) {
 fn on_xen(case: &mut Case, draw: &mut Draw) {
     let experiment = &mut case.experiment;
     case.profile = Profile { topology: case.profile.topology.clone(), ..opteron() };
-    experiment.kernel = Some(GuestKernel::Linux2631);
+    experiment.kernel = Some([GuestKernel::Linux2631, GuestKernel::Pk][draw.below(2)]);
     experiment.environment = [Environment::Native, Environment::Pv, Environment::Hvm][draw.below(3)];
+    // Such kernels' calls for files are simulated.
+    case.workload = Workload::from_json(&program(draw, true), "random.json").unwrap();
     if !experiment.environment.is_xen() {
         return;
     }
@@ -116,7 +118,7 @@ fn on_xen(case: &mut Case, draw: &mut Draw) {
 }
 
 fn random_workload(draw: &mut Draw) -> Workload {
-    Workload::from_json(&program(draw), "random.json").unwrap()
+    Workload::from_json(&program(draw, false), "random.json").unwrap()
 }
 
 /// Up to three VMs with any number of vCPUs on any number of pCPUs.
@@ -155,7 +157,7 @@ impl Draw {
 }
 
 /// Two or three groups of random phases, which share locks, barriers and a condition with permits enough.
-fn program(draw: &mut Draw) -> String {
+fn program(draw: &mut Draw, files: bool) -> String {
     let lock_kinds = [
         r#"{"kind":"mutex"}"#,
         r#"{"kind":"kernel-mutex"}"#,
@@ -168,7 +170,7 @@ fn program(draw: &mut Draw) -> String {
     let barriers_everywhere = draw.below(2) == 0;
     let groups = (0..draw.below(2) + 2).map(|g| {
         let count = if g == 0 { r#""threads""#.to_owned() } else { (draw.below(4) + 1).to_string() };
-        let mut phases: Vec<String> = (0..draw.below(5) + 1).map(|_| phase(draw)).collect();
+        let mut phases: Vec<String> = (0..draw.below(5) + 1).map(|_| phase(draw, files)).collect();
         if barriers_everywhere {
             phases.push(r#"{"barrier":{"barrier":"b"}}"#.to_owned());
         }
@@ -180,18 +182,23 @@ fn program(draw: &mut Draw) -> String {
         format!(r#"{{"name":"g{g}","count":{count},"nice":{nice},"phases":[{{"loop":{{"times":{times},"phases":[{phases}]}}}}]}}"#)
     });
     let groups = groups.collect::<Vec<_>>().join(",");
-    let (ends, endless) = if draw.below(3) == 0 { endless(draw) } else { (String::new(), String::new()) };
+    let journaled = draw.below(3) == 0;
+    let (ends, endless) = if draw.below(3) == 0 { endless(draw, files) } else { (String::new(), String::new()) };
     format!(
         r#"{{"name":"random","locks":{{{locks},"m":{{"kind":"mutex"}}}},"barriers":{{"b":{barrier}}},"conditions":{{"c":{{}}}},
-            "condvars":["v"],"timers":{{"own":{{}},"all":{{"shared":true,"absolute":true}}}},{ends}"groups":[{groups}{endless}]}}"#
+            "condvars":["v"],"timers":{{"own":{{}},"all":{{"shared":true,"absolute":true}}}},{ends}"journaled":{journaled},
+            "directories":{{"top":{{"mounted":true,"names":5}},"own":{{"in":"top","own":true,"names":3}},"below":{{"in":"own"}}}},
+            "files":{{"everybodys":{{"in":"top","pages":9}},"many":{{"in":"top","count":7,"pages":9}},"mine":{{"in":"below","pages":9}},
+            "here":{{"own":true,"pages":9}}}},"groups":[{groups}{endless}]}}"#
     )
 }
 
 /// An end to the program, and two groups that go on until then: some wait to be signalled, others signal.
-fn endless(draw: &mut Draw) -> (String, String) {
+fn endless(draw: &mut Draw, files: bool) -> (String, String) {
     let ends = format!(r#""duration_ns":{},"#, [50_000, 3_000_000, 40_000_000][draw.below(3)]);
     let all = draw.below(2) == 0;
-    let (waiters, wakers, run, period) = (draw.below(4) + 1, draw.below(2) + 1, phase(draw), draw.below(90_000) + 1);
+    let (waiters, wakers, run, period) =
+        (draw.below(4) + 1, draw.below(2) + 1, phase(draw, files), draw.below(90_000) + 1);
     let groups = format!(
         r#",{{"name":"waiters","count":{waiters},"phases":[{{"loop":{{"times":"forever","phases":[
             {{"lock":{{"lock":"m","phases":[{{"await":{{"condvar":"v","lock":"m"}}}},{run}]}}}}]}}}}]}},
@@ -201,9 +208,11 @@ fn endless(draw: &mut Draw) -> (String, String) {
     (ends, groups)
 }
 
-fn phase(draw: &mut Draw) -> String {
+fn phase(draw: &mut Draw, files: bool) -> String {
     let ns = [0, 100, 3_000, 50_000, 2_000_000][draw.below(5)];
-    match draw.below(13) {
+    match draw.below(if files { 19 } else { 13 }) {
+        13..=17 => file(draw),
+        18 => format!(r#"{{"fork":{{"phases":[{},{{"run":{{"ns":{ns}}}}},{}]}}}}"#, file(draw), file(draw)),
         0 | 1 => format!(r#"{{"run":{{"ns":{{"exponential":{{"mean":{ns}}}}}}}}}"#),
         2 => format!(r#"{{"lock":{{"lock":"l0","phases":[{{"run":{{"ns":{}}}}}]}}}}"#, ns.min(50_000)),
         3 => r#"{"lock":{"lock":"l0","phases":[{"lock":{"lock":"l1","phases":[{"run":{"ns":500}}]}}]}}"#.to_owned(),
@@ -217,6 +226,25 @@ fn phase(draw: &mut Draw) -> String {
         11 => r#"{"affinity":{"cpus":"0"}},{"run":{"ns":700}},{"affinity":{}}"#.to_owned(),
         _ => r#"{"read-clock":{"times":5}}"#.to_owned(),
     }
+}
+
+/// Calls for a file of a random set: some before it is open, some while it is, some after.
+fn file(draw: &mut Draw) -> String {
+    let of = ["everybodys", "many", "mine", "here"][draw.below(4)];
+    let closed = [r#""stat""#, r#""stat-missing""#, r#""list""#, r#""statfs""#, r#""rename""#, r#""unlink""#];
+    let opened = [r#"{"read":3}"#, r#"{"write":2}"#, r#""seek""#, r#""fstat""#, r#""stat""#];
+    let some = |draw: &mut Draw, of: &[&str], most: usize| -> Vec<String> {
+        (0..draw.below(most)).map(|_| of[draw.below(of.len())].to_owned()).collect()
+    };
+    let mut calls = some(draw, &closed, 3);
+    if draw.below(3) > 0 || calls.is_empty() {
+        calls.push([r#""open""#, r#""create""#][draw.below(2)].to_owned());
+        calls.extend(some(draw, &opened, 4));
+        calls.push(r#""close""#.to_owned());
+        calls.extend(some(draw, &closed, 3));
+    }
+    let user_ns = [0, 400][draw.below(2)];
+    format!(r#"{{"file":{{"of":"{of}","calls":[{}],"user_ns":{user_ns}}}}}"#, calls.join(","))
 }
 
 /// Runs a case and checks what must hold of every run.
