@@ -10,6 +10,8 @@ use tempfile::TempDir;
 const EXPERIMENT: &str = "machine = 'm.toml'\nworkload = 'w.json'\nenvironment = 'virtual'\ncores = 2\n";
 const WORKLOAD: &str = r#"{"name":"w","groups":[{"name":"g","count":"threads","phases":[{"run":{"ns":1000000}}]}]}"#;
 
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
 fn muster() -> Command {
     Command::new(env!("CARGO_BIN_EXE_muster"))
 }
@@ -87,6 +89,8 @@ fn bad_input_exits_2_and_says_what_is_allowed() {
         (EXPERIMENT.replace("w.json", "missing.json"), WORKLOAD.to_owned(), "missing.json"),
         (EXPERIMENT.to_owned(), WORKLOAD.replace("\"threads\"", "0"), "0 threads"),
         (EXPERIMENT.to_owned(), WORKLOAD.replace("run", "walk"), "unknown variant `walk`"),
+        (EXPERIMENT.to_owned(), through("{\"bytes\":64}"), "found 0 sizes of caches; allowed: two levels or more"),
+        (EXPERIMENT.to_owned(), through("{\"bytes\":0}"), "groups.g.working_set.bytes: found 0"),
         (EXPERIMENT.to_owned(), WORKLOAD.replace("{\"ns\":1000000}", "{\"ns\":-1}"), "nanoseconds"),
         (EXPERIMENT.to_owned(), "{".to_owned(), "w.json, line 1"),
     ];
@@ -94,6 +98,27 @@ fn bad_input_exits_2_and_says_what_is_allowed() {
         let dir = world(&experiment, &workload);
         muster().arg("sim").arg(dir.path().join("e.toml")).assert().code(2).stderr(contains(wanted));
     }
+}
+
+/// The workload with a working set.
+fn through(working_set: &str) -> String {
+    WORKLOAD.replace("\"phases\"", &format!("\"working_set\":{working_set},\"phases\""))
+}
+
+#[test]
+fn cache_misses_are_printed_where_a_working_set_is_stated() {
+    let dir = world(
+        "machine = 'machines/ixen-opteron48.toml'\nworkload = 'w.json'\nenvironment = 'native'\ncores = 2\n",
+        &through("{\"bytes\":64000}"),
+    );
+    let sim = |json: &[&str]| {
+        muster().current_dir(ROOT).arg("sim").arg(dir.path().join("e.toml")).args(json).assert().success()
+    };
+    sim(&[])
+        .stdout(contains("L2 misses             user 2000, kernel").and(contains("last-level misses     user 2000")));
+    let report: serde_json::Value = serde_json::from_slice(&sim(&["--json"]).get_output().stdout).unwrap();
+    assert_eq!(report["cache_misses"]["l2"]["user"]["all"], 2000);
+    assert_eq!(report["cache_misses"]["llc"]["vmm"]["all"], 0);
 }
 
 #[test]

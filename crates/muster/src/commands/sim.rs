@@ -7,9 +7,11 @@ use muster_model::study::{Experiment, VmScheduler};
 use muster_model::workload::Group;
 use muster_model::{Account, Ledger, ModelError, Profile, Workload, rtapp};
 use muster_report::table;
+use muster_sim::machine::cache::Misses;
 use muster_sim::run::VmOutcome;
 use muster_sim::timeline::chrome_trace;
 use muster_sim::vmm::pcpu::Scheduling;
+use muster_sim::working_sets::CacheMisses;
 use muster_sim::{Outcome, Simulation};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -62,12 +64,31 @@ struct Report {
     /// By group of the workload, over all its threads.
     turns: BTreeMap<String, u64>,
     ledger: Ledger,
+    /// Where the workload states what it goes through, what caches missed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_misses: Option<CacheReport>,
     /// Where vCPUs share pCPUs, what the scheduler did.
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduling: Option<SchedulingReport>,
     /// Where vCPUs share pCPUs, what each VM got.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     vms: Vec<VmReport>,
+}
+
+#[derive(Serialize)]
+struct CacheReport {
+    l2: BTreeMap<&'static str, MissReport>,
+    llc: BTreeMap<&'static str, MissReport>,
+}
+
+/// Misses, in lines.
+#[derive(Serialize)]
+struct MissReport {
+    all: u64,
+    /// Of lines that another CPU has written.
+    coherence: u64,
+    /// Of lines that others have displaced.
+    conflict: u64,
 }
 
 #[derive(Serialize)]
@@ -184,9 +205,33 @@ fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u6
         deadlocked: outcome.deadlocked,
         turns,
         ledger: outcome.ledger(),
+        cache_misses: outcome.cache_misses.as_ref().map(cache_report),
         scheduling: shared.then(|| scheduling(outcome)),
         vms: vms.map(|(spec, vm)| vm_report(spec.workload, vm, outcome.wall_ps)).collect(),
     }
+}
+
+/// Whose misses they are, in the order in which they are counted.
+const MISSES_OF: [&str; 4] = ["user", "guest-kernel", "vmm", "vmm-scheduler"];
+
+fn cache_report(misses: &CacheMisses) -> CacheReport {
+    let count = |count: f64| count.round() as u64;
+    let parts = |of: &Misses| {
+        let part = |(index, &name): (usize, &&'static str)| {
+            let [all, coherence, conflict] = [of.all, of.coherence, of.conflict].map(|counts| count(counts[index]));
+            (name, MissReport { all, coherence, conflict })
+        };
+        MISSES_OF.iter().enumerate().map(part).collect()
+    };
+    CacheReport { l2: parts(&misses.l2), llc: parts(&misses.llc) }
+}
+
+fn cache_page(report: &CacheReport) -> String {
+    let line = |title: &str, of: &BTreeMap<&str, MissReport>| {
+        let [user, guest, vmm, scheduler] = MISSES_OF.map(|name| of[name].all);
+        format!("{title:22}user {user}, kernel {guest}, VMM {vmm}, its scheduler {scheduler}\n")
+    };
+    line("L2 misses", &report.l2) + &line("last-level misses", &report.llc)
 }
 
 fn scheduling(outcome: &Outcome) -> SchedulingReport {
@@ -238,7 +283,8 @@ fn page(report: &Report) -> String {
         exits.timer,
         report.events,
     );
-    machine + &scheduling + &vms
+    let misses = report.cache_misses.as_ref().map_or_else(String::new, cache_page);
+    machine + &misses + &scheduling + &vms
 }
 
 fn vm_page(number: usize, vm: &VmReport) -> String {
