@@ -144,16 +144,22 @@ impl Queue {
         let mut at = 0;
         loop {
             let left = 2 * at + 1;
-            if left >= heap.len() {
+            if left + 1 >= heap.len() {
                 break;
             }
-            let right = left + 1;
-            let child = if right < heap.len() && heap[right] < heap[left] { right } else { left };
+            // Which child is the less is a coin's throw: added, not branched on.
+            let child = left + usize::from(heap[left + 1] < heap[left]);
             if entry <= heap[child] {
-                break;
+                heap[at] = entry;
+                return;
             }
             heap[at] = heap[child];
             at = child;
+        }
+        let left = 2 * at + 1;
+        if left < heap.len() && heap[left] < entry {
+            heap[at] = heap[left];
+            at = left;
         }
         heap[at] = entry;
     }
