@@ -24,12 +24,13 @@ pub const PAGE_LINES: u32 = 64;
 /// What a guest's kernel goes through on a vCPU: as many bytes as its footprint of pages has (`guest::kernel`), assumed. Its
 /// data is the larger part.
 const KERNEL: (u64, u64) = (80 << 10, 60);
-/// What the VMM goes through on a pCPU from an exit or a call until it is back in the guest: 128 lines, assumed.
-const VMM: (u64, u64) = (8 << 10, 50);
+/// What the VMM goes through on a pCPU from an exit or a call until it is back in the guest: fitted, with [`LINES`], to the
+/// overheads of HVM on one core (docs/papers/ixen.md).
+const VMM: (u64, u64) = (32 << 10, 50);
 /// Code of the VMM's scheduler: assumed. What it shares between pCPUs are lines by themselves.
 const SCHEDULER: (u64, u64) = (4 << 10, 0);
-/// Lines that kernels and VMMs come to in a picosecond, one in 40 ns: assumed.
-const LINES: f64 = 1.0 / 40e3;
+/// Lines that kernels and VMMs come to in a picosecond, one in 10 ns.
+const LINES: f64 = 1.0 / 10e3;
 /// What the VMM takes of a paravirtualized guest's way into its kernel: about `sim.xen.bounce` and `sim.xen.iret`.
 const ON_THE_WAY: Ps = 500 * NS;
 
