@@ -308,7 +308,7 @@ impl World {
         lock.tickets -= 1;
         let others = Ps::from(lock.tickets);
         let line = self.prices.cache_line[self.apart(c, self.threads[next as usize].cpu as usize)];
-        self.grant(next, line + (others + 2) * line / 2);
+        self.grant(next, 2 * line + others * self.shared.lines.copy() / 2);
     }
 
     /// The vCPU's thread spins (again): to the end of its timeout if it has one.
