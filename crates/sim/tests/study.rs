@@ -90,17 +90,17 @@ fn the_ixen_study_runs() {
     }
 }
 
-/// On 64 cores the PM timer's lock is handed over more slowly than ticks come: nothing gets on, which the numbers say.
+/// On 128 cores the PM timer's lock is handed over more slowly than ticks come: nothing gets on, which the numbers say.
 #[test]
 fn a_grown_study_says_which_runs_get_nowhere() {
     let mut study = Study::builtin("ixen").unwrap();
-    study.grow(64).unwrap();
+    study.grow(128).unwrap();
     study.only("Table 2").unwrap();
     let results = study.run(&Options { seed: 1, jobs: 2, scale: 0.01 }).unwrap().results;
-    assert_eq!(results.cores, Some(64));
+    assert_eq!(results.cores, Some(128));
     assert!(results.numbers.iter().all(|number| number.paper.is_none() && number.kind == StudyKind::Predicted));
     let of = |column: &str| results.numbers.iter().filter(|n| n.column == column).collect::<Vec<_>>();
-    let (xen, ixen) = (of("64 cores, Xen"), of("64 cores, iXen"));
+    let (xen, ixen) = (of("128 cores, Xen"), of("128 cores, iXen"));
     assert_eq!((xen.len(), ixen.len(), of("32 cores, Xen").len()), (9, 9, 0));
     for number in xen {
         let note = number.note.as_deref().unwrap_or_default();

@@ -86,9 +86,6 @@ const AHEAD: Ps = 250 * NS;
 /// The same up to a lock: it counts as taken from the moment when the touches before it are reckoned.
 const AHEAD_OF_LOCK: Ps = 50 * NS;
 
-/// An atomic instruction on a line that is there: assumed.
-const ATOMIC: Ps = 10 * NS;
-
 /// An object that CPUs share: lines next to each other, of which the first may hold a spin lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ObjectSpec {
@@ -237,16 +234,6 @@ impl World {
     /// The thread picks one of `count` files.
     pub(crate) fn pick_file(&mut self, t: usize, count: u32) {
         self.picked[t] = self.random[t].below(count);
-    }
-
-    /// A semaphore's count changes atomically: its line comes.
-    pub(crate) fn count_atomically(&mut self, c: usize, l: u32) {
-        let mut walk = self.walk_of(c);
-        let lines = &mut self.shared.lines;
-        let line = *self.locks[l as usize].line.get_or_insert_with(|| lines.add());
-        walk.write(line, lines);
-        walk.at += ATOMIC;
-        self.book_walk(c, &walk, Step::Fetch);
     }
 }
 

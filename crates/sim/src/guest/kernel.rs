@@ -15,7 +15,8 @@ pub struct Kernel {
     /// Whether a semaphore's count lies under a spin lock of its own, which everybody takes who takes or gives back the
     /// semaphore, shared or not (lib/rwsem-spinlock.c; x86-64 had it until 2.6.33); else the count is changed atomically.
     pub semaphores_have_locks: bool,
-    /// Whether an atomic change of a semaphore's count moves the count's line; else that is in the prices of what takes it.
+    /// Whether an atomic change of a semaphore's count moves the count's line, and whoever has to queue for it or to wake others
+    /// goes through a lock after all (lib/rwsem.c); else that is in the prices of what takes it.
     pub semaphore_counts_bounce: bool,
     /// How it keeps track of files, where that is simulated.
     pub files: Option<FileKernel>,

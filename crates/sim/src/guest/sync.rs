@@ -12,7 +12,7 @@ use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
-use crate::machine::lines::{Cause, LineId};
+use crate::machine::lines::Cause;
 use crate::machine::spinlock::Kind;
 use crate::machine::walk::Walk;
 use crate::vmm::pcpu::RunState;
@@ -47,8 +47,6 @@ pub struct Lock {
     blocked: List,
     /// The spin lock that a semaphore's count lies under, once it was used.
     pub(crate) count: Option<OpenLock>,
-    /// The line of a semaphore's count that is changed atomically, once it was.
-    pub(crate) line: Option<LineId>,
     /// Whether it is the kernel's own: who spins for it does so there.
     pub(crate) in_kernel: bool,
     /// How many spin for it there, in order of their tickets.
@@ -57,6 +55,9 @@ pub struct Lock {
 
 /// What is done under a semaphore's own spin lock, a handful of instructions: assumed.
 const UNDER_COUNT: Ps = 20 * NS;
+
+/// An atomic instruction on a line that is there: assumed.
+const ATOMIC: Ps = 10 * NS;
 
 impl Lock {
     /// A free lock.
@@ -68,10 +69,15 @@ impl Lock {
             spinners: List::EMPTY,
             blocked: List::EMPTY,
             count: None,
-            line: None,
+
             in_kernel: false,
             tickets: 0,
         }
+    }
+
+    /// Whether another reader may have a kernel lock: no writer has it and nobody waits.
+    fn can_be_shared(&self) -> bool {
+        self.word == Word::Free || (self.readers > 0 && self.blocked.is_empty())
     }
 }
 
@@ -193,6 +199,33 @@ impl World {
             }
     }
 
+    /// The same where the count is changed atomically: only its line comes, unless the thread will have to queue or to wake
+    /// others. Then it goes through the semaphore's own lock after all, which lies beside the count (lib/rwsem.c,
+    /// `rwsem_down_failed_common` and `rwsem_wake`).
+    pub(crate) fn count_atomically(&mut self, c: usize, l: u32) {
+        if self.will_wake(c, l) || self.will_queue(c, l) {
+            return self.count(c, l);
+        }
+        let pcpu = self.vcpus[c].pcpu as usize;
+        let mut walk = Walk::new(pcpu, Cause::Guest, self.now);
+        let lines = &mut self.shared.lines;
+        let count = self.locks[l as usize].count.get_or_insert_with(|| OpenLock::new(Kind::Ticket, lines.add()));
+        walk.write(count.lock.line(), lines);
+        walk.at += ATOMIC;
+        self.in_kernel(c, walk.at - self.now, Step::Fetch);
+        self.ledgers.divide(c, pcpu, &walk.parts);
+    }
+
+    /// Whether the core's thread is about to ask for a semaphore that it cannot have.
+    fn will_queue(&self, c: usize, l: u32) -> bool {
+        let lock = &self.locks[l as usize];
+        match self.ops[self.threads[self.vcpus[c].current as usize].pc as usize] {
+            Op::Acquire(of) => of == l && lock.word != Word::Free,
+            Op::Share(of) => of == l && !lock.can_be_shared(),
+            _ => false,
+        }
+    }
+
     /// The fast path: takes a free lock.
     #[inline]
     pub(crate) fn try_acquire(&mut self, l: u32) -> bool {
@@ -207,7 +240,7 @@ impl World {
     /// Takes a kernel lock together with other readers, if no writer has it and nobody waits.
     pub(crate) fn try_share(&mut self, l: u32) -> bool {
         let lock = &mut self.locks[l as usize];
-        let may = lock.word == Word::Free || (lock.readers > 0 && lock.blocked.is_empty());
+        let may = lock.can_be_shared();
         if may {
             lock.word = Word::Taken;
             lock.readers += 1;
@@ -308,7 +341,7 @@ impl World {
         lock.tickets -= 1;
         let others = Ps::from(lock.tickets);
         let line = self.prices.cache_line[self.apart(c, self.threads[next as usize].cpu as usize)];
-        self.grant(next, line + (others + 2) * line / 2);
+        self.grant(next, 2 * line + others * self.shared.lines.copy() / 2);
     }
 
     /// The vCPU's thread spins (again): to the end of its timeout if it has one.
