@@ -1,4 +1,5 @@
-//! Events per second on one core: the 16-core worlds of the Gleaner study, and the queue and the credit scheduler alone.
+//! Events per second on one core: the 16-core worlds of the Gleaner study, those of the iXen study on 32 to 1024 cores, and
+//! the queue and the credit scheduler alone.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 use criterion::measurement::WallTime;
@@ -14,6 +15,19 @@ const MACHINE: &str = include_str!("../../../machines/gleaner-r720.toml");
 const FIGURE: &str = include_str!("../../../studies/gleaner/figure-4.toml");
 const OCEAN: &str = include_str!("../../../workloads/gleaner/ocean-cp.json");
 const DEDUP: &str = include_str!("../../../workloads/gleaner/dedup.json");
+const OPTERON: &str = include_str!("../../../machines/ixen-opteron48.toml");
+const REMEDIES: &str = include_str!("../../../studies/ixen/figure-10.toml");
+const VSUITE: [&str; 9] = [
+    include_str!("../../../workloads/ixen/gmake.json"),
+    include_str!("../../../workloads/ixen/dbench.json"),
+    include_str!("../../../workloads/ixen/histogram.json"),
+    include_str!("../../../workloads/ixen/wordcount.json"),
+    include_str!("../../../workloads/ixen/linear-regression.json"),
+    include_str!("../../../workloads/ixen/compress.json"),
+    include_str!("../../../workloads/ixen/xml-validation.json"),
+    include_str!("../../../workloads/ixen/dedup.json"),
+    include_str!("../../../workloads/ixen/streamcluster.json"),
+];
 
 fn worlds(criterion: &mut Criterion) {
     let profile = Profile::from_toml(MACHINE, "machine").unwrap();
@@ -50,6 +64,43 @@ fn shared(group: &mut BenchmarkGroup<'_, WallTime>, profile: &Profile, figure: &
     group.bench_function("ocean-cp beside dedup/virtual", |bencher| {
         bencher.iter_batched(world, |world| black_box(world.run().unwrap()), BatchSize::PerIteration);
     });
+}
+
+/// The nine programs of iXen's Table 2 on HVM, one after the other; and gmake, which halts little, on ever more cores.
+fn xen(criterion: &mut Criterion) {
+    let profile = Profile::from_toml(OPTERON, "machine").unwrap();
+    let figure = Figure::from_toml(REMEDIES, "figure").unwrap();
+    let mut group = criterion.benchmark_group("xen");
+    group.sample_size(10);
+    let all: Vec<Workload> = VSUITE.iter().map(|text| Workload::from_json(text, "workload").unwrap()).collect();
+    let mut bench = |name: String, figure: &Figure, configuration: &str, workloads: &[Workload], scale: f64| {
+        let mut experiment = figure.experiment(configuration, "workload").unwrap();
+        experiment.scale = scale;
+        let worlds = || -> Vec<Simulation> {
+            workloads.iter().map(|workload| Simulation::new(&experiment, &profile, workload, None).unwrap()).collect()
+        };
+        let run = |worlds: Vec<Simulation>| -> u64 {
+            worlds.into_iter().map(|world| world.run().unwrap().counters.events).sum()
+        };
+        group.throughput(Throughput::Elements(run(worlds())));
+        group.bench_function(name, |bencher| {
+            bencher.iter_batched(worlds, |it| black_box(run(it)), BatchSize::PerIteration)
+        });
+    };
+    for configuration in ["hvm", "hvm-vtime"] {
+        bench(format!("VSuite on 32 cores/{configuration}"), &figure, configuration, &all, 0.25);
+    }
+    for cores in [64, 256, 1024] {
+        let grown = figure.grown(32, cores);
+        bench(
+            format!("gmake on {cores} cores/hvm-vtime-idle"),
+            &grown,
+            "hvm-vtime-idle",
+            &all[..1],
+            6.4 / f64::from(cores),
+        );
+    }
+    group.finish();
 }
 
 fn queue(criterion: &mut Criterion) {
@@ -100,5 +151,5 @@ fn pinned(pcpus: usize, lone_skips_balance: bool) -> Scheduler {
     scheduler
 }
 
-criterion_group!(benches, worlds, queue, credit);
+criterion_group!(benches, worlds, xen, queue, credit);
 criterion_main!(benches);

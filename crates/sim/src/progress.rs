@@ -11,7 +11,6 @@ use crate::guest::thread::Mode;
 use crate::guest::vm::Vm;
 use crate::world::{NONE, World};
 use muster_model::Account;
-use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Looks are so many events apart, a power of 2.
@@ -20,7 +19,7 @@ pub(crate) const EVENTS: u64 = 1 << 16;
 const PATIENCE: Ps = 100_000_000 * NS;
 
 /// A run that got nowhere.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Stall {
     /// For so long no thread had advanced when the run was given up.
     pub length_ps: Ps,
@@ -103,7 +102,8 @@ impl World {
 
     fn stall(&self) -> Stall {
         let (before, after) = (self.last_progress, self.mark(0));
-        let booked = |account: Account| after.booked[account as usize] - before.booked[account as usize];
+        // Parts of a stretch go to their accounts when it ends: one that was open then may have had less since.
+        let booked = |account: Account| after.booked[account as usize].saturating_sub(before.booked[account as usize]);
         let busy = Account::ALL.into_iter().filter(|&account| account != Account::Idle);
         let all = busy.clone().map(booked).sum::<Ps>().max(1);
         let of_all = |time: Ps| (time as f64 / all as f64).min(1.0);

@@ -257,7 +257,7 @@ impl Study {
         for (f, figure) in self.figures.iter().enumerate() {
             let find = |run: &str, workload: &str| match &ends[plan.index[&(f, run, workload)]] {
                 RunEnd::Ended(summary) => Ok(summary),
-                RunEnd::GotNowhere(stall) => Err(NoValue::GotNowhere(stall.clone())),
+                RunEnd::GivenUp(why) => Err(NoValue::GivenUp(why.clone())),
             };
             for spec in &figure.numbers {
                 numbers.push(self.number(figure, spec, value(spec, &find)?));
@@ -348,7 +348,8 @@ impl Study {
         let workloads = experiment.all_vms().iter().map(workload).collect::<Result<Vec<_>, _>>()?;
         let end = match Simulation::of_vms(experiment, profile, &workloads, None)?.run() {
             Ok(outcome) => RunEnd::Ended(RunSummary::of(&outcome)),
-            Err(SimError::NoProgress(stall)) => RunEnd::GotNowhere(stall),
+            Err(SimError::NoProgress(stall)) => RunEnd::GivenUp(stall.to_string()),
+            Err(SimError::Unfinished { limit_s }) => RunEnd::GivenUp(format!("not over after {limit_s} s")),
             Err(error) => return Err(error),
         };
         Ok(RunRecord { experiment: experiment.clone(), end })
@@ -399,27 +400,27 @@ fn value<'a>(
     spec: &NumberSpec,
     find: &dyn Fn(&str, &str) -> Result<&'a RunSummary, NoValue>,
 ) -> Result<Value, ModelError> {
-    let (mut values, mut nowhere) = (Vec::new(), Vec::new());
+    let (mut values, mut given_up) = (Vec::new(), Vec::new());
     for term in &spec.terms {
         let run = |run: &str| find(run, &term.workload).map(|summary| summary as &dyn RunFigures);
         match measure::evaluate(&term.measure, &run) {
             Ok(value) => values.push(value),
-            Err(NoValue::GotNowhere(stall)) => nowhere.push((program(&term.workload), stall)),
+            Err(NoValue::GivenUp(why)) => given_up.push((program(&term.workload), why)),
             Err(NoValue::Input(error)) => return Err(error.within(&spec.row)),
         }
     }
     let all = |values: &[f64]| {
         spec.aggregate.map_or(values[0], |aggregate| aggregate.of(values, spec.terms[0].measure.scale()))
     };
-    let note = match (&nowhere[..], values.is_empty()) {
+    let note = match (&given_up[..], values.is_empty()) {
         ([], _) => None,
-        ([(_, stall), ..], true) => Some(stall.to_string()),
+        ([(_, why), ..], true) => Some(why.clone()),
         (left_out, false) => {
-            let names: Vec<String> = left_out.iter().map(|(name, stall)| format!("{name} ({stall})")).collect();
+            let names: Vec<String> = left_out.iter().map(|(name, why)| format!("{name} ({why})")).collect();
             Some(format!("without {}", names.join(", ")))
         }
     };
-    Ok(Value { simulated: (!values.is_empty()).then(|| all(&values)), is_whole: nowhere.is_empty(), note })
+    Ok(Value { simulated: (!values.is_empty()).then(|| all(&values)), is_whole: given_up.is_empty(), note })
 }
 
 /// The name of a workload's file, without its place.
@@ -428,7 +429,7 @@ fn program(workload: &str) -> &str {
     name.strip_suffix(".json").unwrap_or(name)
 }
 
-/// A curve; without the runs that got nowhere.
+/// A curve; without the runs that were given up.
 fn series<'a>(
     figure: &Figure,
     spec: &SeriesSpec,
@@ -436,7 +437,7 @@ fn series<'a>(
 ) -> Result<Series, ModelError> {
     let there = |run: &str| match find(run) {
         Ok(summary) => Ok(Some(summary)),
-        Err(NoValue::GotNowhere(_)) => Ok(None),
+        Err(NoValue::GivenUp(_)) => Ok(None),
         Err(NoValue::Input(error)) => Err(error),
     };
     let (x, y, points) = match &spec.curve {
@@ -469,7 +470,6 @@ fn series<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::progress::Stall;
     use muster_model::study::{Aggregate, Environment, Measure, Term};
 
     #[test]
@@ -480,10 +480,9 @@ mod tests {
         let profile = Profile::from_toml(text, file).unwrap();
         let run = Simulation::new(&Experiment::new(Environment::Native, 1), &profile, &workload, None).unwrap();
         let summary = RunSummary::of(&run.run().unwrap());
-        let stall = Stall { length_ps: 1, until_ps: 2, place: "spin".to_owned(), share: 0.5 };
         let find = |_: &str, workload: &str| match workload {
             "w/ends.json" => Ok(&summary),
-            _ => Err(NoValue::GotNowhere(stall.clone())),
+            _ => Err(NoValue::GivenUp("no progress".to_owned())),
         };
         let number = |workloads: &[&str]| {
             let measure = Measure::Speedup { run: "a".to_owned(), baseline: "b".to_owned() };
@@ -504,8 +503,8 @@ mod tests {
         assert_eq!((whole.simulated, whole.is_whole, whole.note), (Some(1.0), true, None));
         let part = number(&["w/gmake.json", "w/ends.json"]);
         assert_eq!((part.simulated, part.is_whole), (Some(1.0), false));
-        assert_eq!(part.note.unwrap(), "without gmake (no progress: 50 % of the time in spin)");
+        assert_eq!(part.note.unwrap(), "without gmake (no progress)");
         let none = number(&["w/gmake.json"]);
-        assert_eq!((none.simulated, none.note.unwrap().as_str()), (None, "no progress: 50 % of the time in spin"));
+        assert_eq!((none.simulated, none.note.unwrap().as_str()), (None, "no progress"));
     }
 }

@@ -202,8 +202,9 @@ fn a_run_that_gets_nowhere_is_given_up_and_says_on_what() {
 /// Threads that all wait for each other while ticks go on.
 #[test]
 fn a_deadlock_under_ticks_is_found() {
-    let waits = r#"{"name": "waits", "conditions": {"c": {}}, "groups": [{"name": "g", "count": 2, "phases": [
-        {"run": {"ns": 1000}}, {"wait": {"condition": "c"}}]}]}"#;
+    let waits = r#"{"name": "waits", "locks": {"m": {"kind": "mutex"}}, "conditions": {"c": {}}, "groups": [
+        {"name": "holder", "count": 1, "phases": [{"lock": {"lock": "m", "phases": [{"wait": {"condition": "c"}}]}}]},
+        {"name": "waker", "count": 1, "phases": [{"run": {"ns": 1000000}}, {"lock": {"lock": "m", "phases": []}}, {"wake": {"condition": "c", "count": 1}}]}]}"#;
     let experiment = Experiment { kernel: Some(GuestKernel::Linux2631), ..Experiment::new(Environment::Native, 2) };
     let result = Simulation::new(&experiment, &opteron(), &workload(waits), None).unwrap().run();
     assert!(matches!(result, Err(SimError::Deadlock { after_s, .. }) if after_s < 300.0), "{result:?}");

@@ -3,6 +3,10 @@
 use super::{Curve, Experiment, Figure, NumberSpec};
 use crate::results::StudyKind;
 
+/// Simulated seconds after which a run on more cores is given up where the figure does not say: what more cores make slow,
+/// they make hundreds of times slower.
+const LIMIT_S: f64 = 600.0;
+
 /// Fields of an experiment that say how large its machine or VM is.
 const SIZES: [&str; 3] = ["cores", "vcpus", "pcpus"];
 
@@ -29,6 +33,7 @@ impl Figure {
             }
         }
         grown.defaults.insert("scale_out".to_owned(), true.into());
+        grown.defaults.entry("limit_s").or_insert(LIMIT_S.into());
         for index in 0..grown.numbers.len() {
             let mut number = grown.numbers[index].clone();
             let runs = number.terms.iter_mut().flat_map(|term| term.measure.runs_mut());
@@ -51,7 +56,7 @@ impl Figure {
     /// Whether the runs of a number of this figure are those of the `other` figure's number.
     fn has_the_same_runs(&self, other: &Self, ours: &NumberSpec, theirs: &NumberSpec) -> bool {
         let run = |figure: &Self, (run, workload): (&str, &str)| {
-            figure.experiment(run, workload).ok().map(|found| Experiment { scale_out: false, ..found })
+            figure.experiment(run, workload).ok().map(|found| Experiment { scale_out: false, limit_s: 0.0, ..found })
         };
         ours.runs().zip(theirs.runs()).all(|(one, two)| run(self, one) == run(other, two))
     }

@@ -103,7 +103,6 @@ fn cores(cores: Option<u32>) -> String {
 mod tests {
     use super::super::summary::RunEnd;
     use super::*;
-    use crate::progress::Stall;
     use muster_model::study::{Environment, Experiment};
 
     fn header() -> Header {
@@ -111,8 +110,8 @@ mod tests {
     }
 
     fn run(cores: u32) -> RunRecord {
-        let stall = Stall { length_ps: 3, until_ps: 4, place: "handle_pmt_io".into(), share: 0.1 + 0.2 };
-        RunRecord { experiment: Experiment::new(Environment::Native, cores), end: RunEnd::GotNowhere(stall) }
+        let experiment = Experiment { scale: 0.1 + 0.2, ..Experiment::new(Environment::Native, cores) };
+        RunRecord { experiment, end: RunEnd::GivenUp("no progress".to_owned()) }
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use crate::Outcome;
 use crate::machine::tlb::Space;
-use crate::progress::Stall;
 use muster_model::study::{IdleIn, Measure, MissKind, MissPart};
 use muster_model::{Account, ModelError};
 
@@ -100,8 +99,8 @@ const KERNEL: [Account; 5] =
 pub enum NoValue {
     /// A run is not there, or lacks a figure.
     Input(ModelError),
-    /// A run that it rests on never ends.
-    GotNowhere(Stall),
+    /// A run that it rests on was given up, as this says.
+    GivenUp(String),
 }
 
 impl From<ModelError> for NoValue {
@@ -113,8 +112,8 @@ impl From<ModelError> for NoValue {
 /// The value of a measure; `find` gives the figures of the run of a configuration.
 ///
 /// # Errors
-/// When `find` fails, or a run lacks a figure. Among several runs of which the fastest counts, one that got nowhere is
-/// the slowest.
+/// When `find` fails, or a run lacks a figure. Among several runs of which the fastest counts, one that was given up
+/// is the slowest.
 pub fn evaluate<'a>(
     measure: &Measure,
     find: &dyn Fn(&str) -> Result<&'a dyn RunFigures, NoValue>,
@@ -127,11 +126,11 @@ pub fn evaluate<'a>(
         for run in runs {
             match seconds(run) {
                 Ok(seconds) => least = least.min(seconds),
-                Err(NoValue::GotNowhere(stall)) => last = Some(stall),
+                Err(NoValue::GivenUp(why)) => last = Some(why),
                 Err(error) => return Err(error),
             }
         }
-        last.filter(|_| least.is_infinite()).map_or(Ok(least), |stall| Err(NoValue::GotNowhere(stall)))
+        last.filter(|_| least.is_infinite()).map_or(Ok(least), |why| Err(NoValue::GivenUp(why)))
     };
     let misses = |run: &str, what, of: Option<MissPart>| -> Result<f64, NoValue> {
         let parts = of.map_or(MissPart::ALL.to_vec(), |part| vec![part]);
@@ -219,10 +218,9 @@ mod tests {
         ]
         .into();
         let measure: Measure = serde_json::from_str(text).unwrap();
-        let stall = Stall { length_ps: 1, until_ps: 2, place: "schedule".to_owned(), share: 0.9 };
         let find = |run: &str| match runs.get(run) {
             Some(run) => Ok(run as &dyn RunFigures),
-            None => Err(NoValue::GotNowhere(stall.clone())),
+            None => Err(NoValue::GivenUp("no progress".to_owned())),
         };
         evaluate(&measure, &find)
     }
@@ -253,15 +251,15 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_got_nowhere_has_no_value_but_is_slower_than_any_other() {
+    fn a_run_that_was_given_up_has_no_value_but_is_slower_than_any_other() {
         for text in [
             r#"{"slowdown":{"run":"nowhere","baseline":"fast"}}"#,
             r#"{"advantage":{"run":"fast","rivals":["nowhere"]}}"#,
             r#"{"best-speedup":{"runs":["nowhere"],"baseline":"slow"}}"#,
             r#"{"kernel-share":{"run":"nowhere"}}"#,
         ] {
-            let Err(NoValue::GotNowhere(stall)) = value(text) else { panic!("{text}") };
-            assert_eq!(stall.to_string(), "no progress: 90 % of the time in schedule");
+            let Err(NoValue::GivenUp(why)) = value(text) else { panic!("{text}") };
+            assert_eq!(why, "no progress");
         }
         let best = value(r#"{"best-speedup":{"runs":["nowhere","half"],"baseline":"slow"}}"#).unwrap();
         assert_eq!(best, 2.0);

@@ -3,7 +3,6 @@
 
 use super::measure::RunFigures;
 use crate::engine::Ps;
-use crate::progress::Stall;
 use crate::run::{Outcome, active_share};
 use muster_model::study::{Experiment, IdleIn, MissKind, MissPart, VMM_FUNCTIONS};
 use serde::{Deserialize, Serialize};
@@ -14,8 +13,8 @@ use serde::{Deserialize, Serialize};
 pub enum RunEnd {
     /// With its program.
     Ended(RunSummary),
-    /// It was given up as it would never have ended.
-    GotNowhere(Stall),
+    /// It was given up, as this says.
+    GivenUp(String),
 }
 
 /// A run of a study, and how it ended.
@@ -32,7 +31,7 @@ impl RunRecord {
     pub fn summary(&self) -> Option<&RunSummary> {
         match &self.end {
             RunEnd::Ended(summary) => Some(summary),
-            RunEnd::GotNowhere(_) => None,
+            RunEnd::GivenUp(_) => None,
         }
     }
 }
