@@ -184,14 +184,14 @@ fn who_wakes_others_holds_them_up_and_on_pv_the_vmms_lock_does() {
     assert!(idle.wall_ps < pv.wall_ps, "a vCPU that does not block need not be woken by the VMM");
 }
 
-/// A lock that is handed over more slowly than ticks come, on 64 vCPUs; with `vtime` nobody queues.
+/// A lock that is handed over more slowly than ticks come, on 128 vCPUs; with `vtime` nobody queues.
 #[test]
 fn a_run_that_gets_nowhere_is_given_up_and_says_on_what() {
     let experiment = |remedies: &[Remedy]| Experiment {
         kernel: Some(GuestKernel::Linux2631),
         scale_out: true,
         remedies: remedies.iter().copied().collect(),
-        ..Experiment::new(Environment::Hvm, 64)
+        ..Experiment::new(Environment::Hvm, 128)
     };
     let run = |remedies| Simulation::new(&experiment(remedies), &opteron(), &computing(), None).unwrap().run();
     let Err(SimError::NoProgress(stall)) = run(&[]) else { panic!("it ends") };

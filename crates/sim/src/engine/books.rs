@@ -202,8 +202,20 @@ impl Books {
 
     /// The sum of an account over some cores, up to `now`.
     pub fn total_until(&self, cores: Range<usize>, account: Account, now: Ps) -> Ps {
-        let open = |book: &Book| if book.account == account { now - book.since } else { 0 };
-        self.cores[cores].iter().map(|book| book.booked[account as usize] + open(book)).sum()
+        cores.map(|core| self.cores[core].booked[account as usize] + self.open(core, account, now)).sum()
+    }
+
+    /// What an account has had by `now` of the stretch that is open, whose parts come first.
+    fn open(&self, core: usize, account: Account, now: Ps) -> Ps {
+        let book = &self.cores[core];
+        let (mut left, mut of_account) = (now - book.since, 0);
+        let parts = if book.divided { &self.parts[core] } else { &Parts::NONE };
+        for (part, time) in parts.iter() {
+            let time = time.min(left);
+            left -= time;
+            of_account += if part == account { time } else { 0 };
+        }
+        of_account + if book.account == account { left } else { 0 }
     }
 
     /// The account that a core is in.
@@ -355,6 +367,13 @@ mod tests {
         parts.add(Account::PageWalk, 30);
         parts.add(Account::VmmLock, 50);
         books.divide(0, &parts);
+        let until =
+            |now| [Account::PageWalk, Account::VmmLock, Account::Kernel].map(|a| books.total_until(0..1, a, now));
+        assert_eq!(
+            (until(20), until(40), until(90)),
+            ([20, 0, 0], [30, 10, 0], [30, 50, 10]),
+            "what has been had stays"
+        );
         books.enter(0, 40, Account::User);
         books.close(50);
         assert_eq!(
