@@ -303,8 +303,8 @@ fn check_books(case: &Case, outcome: &Outcome) -> Result<(), String> {
     // The VMM's own work, and vCPUs that are off, are on one side only.
     let one_sided = [Account::HaltWake, Account::VmmScheduler, Account::Steal, Account::Idle];
     for account in Account::ALL.into_iter().filter(|account| !one_sided.contains(account)) {
-        // Among it what it spends on locks and lines.
-        let in_part = [Account::CacheTransfer, Account::VmmLock].contains(&account);
+        // Among it what it spends on locks, lines and translations.
+        let in_part = [Account::CacheTransfer, Account::VmmLock, Account::PageWalk].contains(&account);
         if on_cores(account) != of_vms(account) && !(in_part && on_cores(account) > of_vms(account)) {
             return Err(format!("{}: {} ps on cores, {} of VMs", account.name(), on_cores(account), of_vms(account)));
         }
