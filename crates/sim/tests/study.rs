@@ -96,7 +96,7 @@ fn a_grown_study_says_which_runs_get_nowhere() {
     let mut study = Study::builtin("ixen").unwrap();
     study.grow(128).unwrap();
     study.only("Table 2").unwrap();
-    let results = study.run(&Options { seed: 1, jobs: 2, scale: 0.01 }).unwrap().results;
+    let results = study.run(&Options { seed: 1, jobs: 2, scale: 0.005 }).unwrap().results;
     assert_eq!(results.cores, Some(128));
     assert!(results.numbers.iter().all(|number| number.paper.is_none() && number.kind == StudyKind::Predicted));
     let of = |column: &str| results.numbers.iter().filter(|n| n.column == column).collect::<Vec<_>>();
