@@ -197,6 +197,7 @@ impl World {
 
     /// The vCPU's thread stops for an interrupt.
     pub(crate) fn pause_thread(&mut self, c: usize) {
+        self.note_spinning(c);
         self.charge(c);
         let slot = slot_of(c, kind::VCPU);
         let timed = self.queue.is_pending(slot);

@@ -357,9 +357,19 @@ impl World {
         }
     }
 
+    /// The vCPU's thread stops spinning, if it does, for an interrupt or for good.
+    pub(crate) fn note_spinning(&mut self, c: usize) {
+        let thread = &self.threads[self.vcpus[c].current as usize];
+        if let (Mode::Spin, WaitFor::Mutex(l)) = (thread.mode, thread.waits_for)
+            && self.locks[l as usize].in_kernel
+        {
+            self.kernel_spin += self.now - self.vcpus[c].run_since;
+        }
+    }
+
     /// The spinning thread has got the lock, or its timeout has come.
     pub(crate) fn spin_over(&mut self, c: usize) {
-        let spun = self.now - self.vcpus[c].run_since;
+        self.note_spinning(c);
         self.charge(c);
         let t = self.vcpus[c].current;
         let thread = &mut self.threads[t as usize];
@@ -367,7 +377,6 @@ impl World {
         if std::mem::take(&mut thread.granted) {
             thread.remaining = 0;
             if self.locks[l as usize].in_kernel {
-                self.kernel_spin += spun;
                 return self.granted_in_kernel(c);
             }
             return self.fetch(c);
