@@ -110,7 +110,9 @@ fn a_thread_that_moves_pays_by_where_its_lines_are_and_not_twice() {
     // Without a set each move costs its price; with one, 2048 lines that the other CPU has written.
     let moves = plain_far.counters.migrations as f64;
     assert!((moved(&plain_far) as f64 / moves / 9e6 - 1.0).abs() < 0.3, "{}", moved(&plain_far));
-    assert!((moved(&far) as f64 / moves / (2048.0 * 226e3) - 1.0).abs() < 0.1, "{}", moved(&far) as f64 / moves);
+    // (What an interrupt in the middle of fetching leaves over is booked as the program's.)
+    let fetched = far.moved_for_users_ps as f64 / moves;
+    assert!((fetched / (2048.0 * 226e3) - 1.0).abs() < 0.01, "{fetched}");
     assert!(moved(&near) < moved(&far) / 3 && moved(&near) > moved(&plain_near));
     assert_eq!(far.counters.shootdowns, 0);
 }

@@ -25,7 +25,7 @@ const STREAM_LINE_NS: f64 = 12.8;
 const SMALLEST_FACTOR: f64 = 1e-9;
 
 /// Fewer touches of a set than this are reckoned together with those that follow.
-const FEW: f64 = 16.0;
+const FEW: f64 = 32.0;
 
 /// Number of a working set.
 pub type SetId = u32;
@@ -108,6 +108,7 @@ struct Place {
 #[derive(Debug, Clone)]
 struct Set {
     lines: f64,
+    per_line: f64,
     /// Share of touched lines that are written.
     writes: f64,
     /// Lines written so far, by anybody.
@@ -180,6 +181,7 @@ impl Cache {
     #[inline]
     fn left(&self, place: &Place) -> f64 {
         match self.epoch - place.epoch {
+            0 if self.kept == place.kept => place.held,
             0 => place.held * (self.kept / place.kept),
             1 => place.held * (self.kept * SMALLEST_FACTOR / place.kept),
             _ => 0.0,
@@ -232,19 +234,19 @@ impl Cache {
         held - lost
     }
 
-    /// Some of a set's lines are touched, evenly spread over `among` of them, of which this cache holds what `place` says.
+    /// Of a set of which this cache holds what `place` says, a `part` of the lines that it may miss are touched.
     #[inline]
-    fn touch(&mut self, place: &mut Place, (lines, written): (f64, f64), touches: f64, among: f64) -> Look {
+    fn touch(&mut self, place: &mut Place, (lines, written): (f64, f64), touches: f64, part: f64) -> Look {
         let mut held = self.look(place, lines, written);
         let missing = lines - held;
         let mut found = Look::default();
         if missing >= 1.0 {
-            let part = touches / among;
-            let fill = least(missing * least(part, 1.0), touches);
+            let once = least(part, 1.0);
+            let fill = least(missing * once, touches);
             let now = least(held + fill, self.capacity);
             let sweeps = least((lines - now) * part, touches);
             let misses = if sweeps > fill { sweeps } else { fill };
-            found = place.missed(misses, missing);
+            found = place.missed(misses, missing, once);
             // What fits is used again before it is the oldest; what does not displaces itself as well.
             held = if lines <= self.capacity {
                 self.insert(now - held, held);
@@ -264,14 +266,10 @@ impl Place {
         Self { cache, held: 0.0, kept, epoch, own_writes: 0.0, seen_writes: 0.0, stale: 0.0, swept: 0.0 }
     }
 
-    /// So many misses where so much is missing: which part of them for what reason.
+    /// So many misses where so much is missing, of which a part is fetched again; how many for what reason.
     #[inline]
-    fn missed(&mut self, misses: f64, missing: f64) -> Look {
-        if self.stale + self.swept == 0.0 {
-            return Look { misses, missing, ..Look::default() };
-        }
-        let again = least(misses / missing, 1.0);
-        let (coherence, conflict) = (self.stale * again, self.swept * again);
+    fn missed(&mut self, misses: f64, missing: f64, part: f64) -> Look {
+        let (coherence, conflict) = (self.stale * part, self.swept * part);
         self.stale -= coherence;
         self.swept -= conflict;
         Look { misses, missing, coherence, conflict }
@@ -367,8 +365,10 @@ impl Caches {
     pub fn add_set(&mut self, bytes: u64, written_percent: u64, is_shared: bool) -> SetId {
         let at = |(number, cache): (usize, &Cache)| Place::new(number as u32, cache);
         let places = if is_shared { self.caches.iter().enumerate().map(at).collect() } else { Vec::new() };
+        let lines = bytes.div_ceil(LINE_BYTES) as f64;
         self.sets.push(Set {
-            lines: bytes.div_ceil(LINE_BYTES) as f64,
+            lines,
+            per_line: 1.0 / lines,
             writes: written_percent as f64 / 100.0,
             written: 0.0,
             untold: 0.0,
@@ -404,12 +404,13 @@ impl Caches {
             return Filling::default();
         }
         let size = (set.lines, set.written);
-        let first = self.caches[at[0] as usize].touch(&mut set.places[private], size, touches, set.lines);
+        let first = self.caches[at[0] as usize].touch(&mut set.places[private], size, touches, touches * set.per_line);
         if first.misses == 0.0 {
             return Filling::default();
         }
         // What the private cache has, the last-level cache is not asked for.
-        let second = self.caches[at[1] as usize].touch(&mut set.places[llc], size, first.misses, first.missing);
+        let second =
+            self.caches[at[1] as usize].touch(&mut set.places[llc], size, first.misses, first.misses / first.missing);
         self.misses[0].count(first, cause);
         self.misses[1].count(second, cause);
         self.fetch(id, first, second)
