@@ -256,7 +256,7 @@ impl Study {
         let (mut numbers, mut curves) = (Vec::new(), Vec::new());
         for (f, figure) in self.figures.iter().enumerate() {
             let find = |run: &str, workload: &str| match &ends[plan.index[&(f, run, workload)]] {
-                RunEnd::Ended(summary) => Ok(summary),
+                RunEnd::Ended(summary) => Ok(&**summary),
                 RunEnd::GivenUp(why) => Err(NoValue::GivenUp(why.clone())),
             };
             for spec in &figure.numbers {
@@ -347,7 +347,7 @@ impl Study {
         let workload = |vm: &VmSpec| self.workloads.get(&vm.workload).ok_or_else(|| missing("workload", &vm.workload));
         let workloads = experiment.all_vms().iter().map(workload).collect::<Result<Vec<_>, _>>()?;
         let end = match Simulation::of_vms(experiment, profile, &workloads, None)?.run() {
-            Ok(outcome) => RunEnd::Ended(RunSummary::of(&outcome)),
+            Ok(outcome) => RunEnd::Ended(Box::new(RunSummary::of(&outcome))),
             Err(SimError::NoProgress(stall)) => RunEnd::GivenUp(stall.to_string()),
             Err(SimError::Unfinished { limit_s }) => RunEnd::GivenUp(format!("not over after {limit_s} s")),
             Err(error) => return Err(error),

@@ -10,6 +10,7 @@
 
 use crate::engine::books::{Cost, Parts};
 use crate::engine::{NS, Ps};
+use crate::guest::translations::Walks;
 use crate::machine::cache::{Caches, Filling, Misses, SetId};
 use crate::machine::interrupt::reason;
 use crate::machine::lines::{ByDistance, Cause};
@@ -225,7 +226,7 @@ impl World {
             return sets.user(cpu, vcpu.current as usize, time);
         }
         let mut filling = sets.kernel(cpu, c, time);
-        if self.pcpus[cpu].space == Space::User && self.walks.is_some_and(|walks| walks.by_vmm()) {
+        if self.pcpus[cpu].space == Space::User && self.walks.as_ref().is_some_and(Walks::by_vmm) {
             filling += sets.vmm(cpu, Cause::Vmm, ON_THE_WAY);
         }
         filling

@@ -334,7 +334,7 @@ impl World {
             if self.stuck {
                 return Err(SimError::Deadlock { after_s: self.now as f64 / 1e12, waiting: self.who_waits() });
             }
-            if self.events % progress::EVENTS == 0 {
+            if self.events.is_multiple_of(progress::EVENTS) {
                 self.look_for_progress()?;
             }
         }

@@ -120,7 +120,15 @@ struct Book {
     since: Ps,
     account: Account,
     divided: bool,
+    /// There is more to its end than a sum: it has parts, or is kept.
+    is_special: bool,
     booked: [Ps; ACCOUNTS],
+}
+
+impl Book {
+    fn new(is_kept: bool) -> Self {
+        Self { since: 0, account: Account::Idle, divided: false, is_special: is_kept, booked: [0; ACCOUNTS] }
+    }
 }
 
 #[derive(Debug)]
@@ -133,7 +141,7 @@ impl Books {
     /// Books of `cores` cores, all idle at time 0. With `timeline` the first so many stretches are kept.
     pub fn new(cores: usize, timeline: Option<usize>) -> Self {
         Self {
-            cores: vec![Book { since: 0, account: Account::Idle, divided: false, booked: [0; ACCOUNTS] }; cores],
+            cores: vec![Book::new(timeline.is_some()); cores],
             parts: vec![Parts::NONE; cores],
             timeline: timeline.map(|limit| Timeline { stretches: Vec::new(), limit }),
         }
@@ -142,11 +150,20 @@ impl Books {
     /// From `now` on the core's time goes to `account`.
     #[inline]
     pub fn enter(&mut self, core: usize, now: Ps, account: Account) {
+        if self.cores[core].is_special {
+            self.end_special(core, now);
+        }
+        let book = &mut self.cores[core];
+        book.booked[book.account as usize] += now - book.since;
+        (book.since, book.account) = (now, account);
+    }
+
+    #[inline(never)]
+    fn end_special(&mut self, core: usize, now: Ps) {
         if self.cores[core].divided {
             self.book_parts(core, now);
         }
         self.book_until(core, now);
-        self.cores[core].account = account;
     }
 
     /// Parts of the stretch that has just begun belong to other accounts. What it turns out to be too short for is left
@@ -156,6 +173,7 @@ impl Books {
         if parts.is_empty() {
             return;
         }
+        self.cores[core].is_special = true;
         if std::mem::replace(&mut self.cores[core].divided, true) {
             self.parts[core].add_all(parts);
         } else {
@@ -163,7 +181,6 @@ impl Books {
         }
     }
 
-    #[inline(never)]
     fn book_parts(&mut self, core: usize, now: Ps) {
         let rest = self.cores[core].account;
         let parts = self.parts[core];
@@ -173,11 +190,11 @@ impl Books {
             let until = (book.since + time).min(now);
             self.book_until(core, until);
         }
-        (self.cores[core].account, self.cores[core].divided) = (rest, false);
+        let book = &mut self.cores[core];
+        (book.account, book.divided, book.is_special) = (rest, false, self.timeline.is_some());
     }
 
     /// Books the open stretch up to `until`, where it goes on.
-    #[inline]
     fn book_until(&mut self, core: usize, until: Ps) {
         let book = &mut self.cores[core];
         let since = std::mem::replace(&mut book.since, until);

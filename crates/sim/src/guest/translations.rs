@@ -8,7 +8,7 @@
 use super::kernel::Footprints;
 use crate::engine::Ps;
 use crate::machine::prices::WalkPrices;
-use crate::machine::tlb::{Entries, Footprint, PageSize, Pages, Space, Spaces, Tlb};
+use crate::machine::tlb::{Footprint, Layout, PageSize, Pages, Space, Tlb};
 use crate::world::World;
 use muster_model::study::Environment;
 use muster_model::{ModelError, Profile};
@@ -24,8 +24,7 @@ pub struct Walks {
     /// Of the VMM's own pages.
     vmm_price: Ps,
     second_level: Ps,
-    entries: Entries,
-    spaces: Spaces,
+    layout: Layout,
     /// The kernel has page tables of its own.
     apart: bool,
     /// Instruction TLB misses of both levels by [`Space`].
@@ -42,16 +41,13 @@ impl Walks {
         let apart = environment == Environment::Pv;
         let small = |footprint| Pages { footprint, size: PageSize::Small };
         let large = |footprint| Pages { footprint, size: PageSize::Large };
+        let kernel = if apart { small(pages.kernel) } else { large(pages.large_kernel) };
+        let spaces = [small(pages.user), kernel, large(VMM)];
         Ok(Self {
             price: if environment == Environment::Hvm { prices.nested } else { prices.native },
             vmm_price: prices.native,
             second_level: prices.second_level,
-            entries: prices.entries,
-            spaces: [
-                small(pages.user),
-                if apart { small(pages.kernel) } else { large(pages.large_kernel) },
-                large(VMM),
-            ],
+            layout: Layout::new(spaces, prices.entries),
             apart,
             code_misses: [0; 3],
         })
@@ -65,7 +61,7 @@ impl Walks {
     /// What code of `space` that runs for `time` on a core looks for in the second level and in page tables.
     #[inline]
     fn run(&mut self, tlb: &mut Tlb, space: Space, time: Ps) -> Ps {
-        let misses = tlb.run(space, &self.spaces, &self.entries, time);
+        let misses = tlb.run(space, &self.layout, time);
         self.code_misses[space as usize] += u64::from(misses.walks.code);
         let price = if space == Space::Vmm { self.vmm_price } else { self.price };
         Ps::from(misses.walks.code + misses.walks.data) * price + Ps::from(misses.second_level) * self.second_level

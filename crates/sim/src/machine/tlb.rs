@@ -53,6 +53,24 @@ pub type Spaces = [Pages; 3];
 /// How many entries a core has, by level (the second together with the first) and [`PageSize`].
 pub type Entries = [[Footprint; 2]; 2];
 
+/// What code goes through, and what a core has for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Layout {
+    spaces: Spaces,
+    entries: Entries,
+    /// By [`Space`] and level, what of its pages fits there.
+    fits: [[Footprint; 2]; 3],
+}
+
+impl Layout {
+    /// These spaces on a core with these entries.
+    pub fn new(spaces: Spaces, entries: Entries) -> Self {
+        let fit =
+            |Pages { footprint, size }: Pages| entries.map(|level| footprint.each(level[size as usize], u32::min));
+        Self { spaces, entries, fits: spaces.map(fit) }
+    }
+}
+
 /// What a core holds, by level and [`Space`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Tlb {
@@ -80,9 +98,8 @@ impl Footprint {
 impl Tlb {
     /// Code of `space` runs for `time` and goes through its pages; what it does not find.
     #[inline]
-    pub fn run(&mut self, space: Space, spaces: &Spaces, entries: &Entries, time: Ps) -> Misses {
-        let Pages { footprint, size } = spaces[space as usize];
-        let fits = entries.map(|level| footprint.each(level[size as usize], u32::min));
+    pub fn run(&mut self, space: Space, layout: &Layout, time: Ps) -> Misses {
+        let fits = &layout.fits[space as usize];
         let has = |level: usize| {
             let (held, fits) = (self.held[level][space as usize], fits[level]);
             held.code == fits.code && held.data == fits.data
@@ -90,6 +107,11 @@ impl Tlb {
         if has(0) && has(1) {
             return Misses::default();
         }
+        self.fetch(space, layout, time)
+    }
+
+    fn fetch(&mut self, space: Space, layout: &Layout, time: Ps) -> Misses {
+        let (fits, size) = (&layout.fits[space as usize], layout.spaces[space as usize].size);
         // A short piece of code does not come to all of them.
         let most = (time / NEW_PAGE + 1).min(Ps::from(u32::MAX)) as u32;
         let [first, walks] = [0, 1].map(|level| {
@@ -97,7 +119,7 @@ impl Tlb {
             let misses =
                 fits[level].each(held, u32::saturating_sub).each(Footprint { code: most, data: most }, u32::min);
             let now = held.each(misses, |held, new| held + new);
-            self.take(level, space, now, spaces, entries[level][size as usize]);
+            self.take(level, space, now, &layout.spaces, layout.entries[level][size as usize]);
             misses
         });
         let found = first.each(walks, u32::saturating_sub);
@@ -146,7 +168,7 @@ mod tests {
     }
 
     fn run(tlb: &mut Tlb, space: Space, spaces: &Spaces) -> Misses {
-        tlb.run(space, spaces, &ENTRIES, LONG)
+        tlb.run(space, &Layout::new(*spaces, ENTRIES), LONG)
     }
 
     fn walks(code: u32, data: u32) -> Footprint {
@@ -201,7 +223,7 @@ mod tests {
     fn a_short_piece_of_code_comes_to_few_pages() {
         let mut tlb = Tlb::default();
         let spaces = spaces(small(20, 40), small(0, 0));
-        assert_eq!(tlb.run(Space::User, &spaces, &ENTRIES, 4 * NEW_PAGE).walks, walks(5, 5));
+        assert_eq!(tlb.run(Space::User, &Layout::new(spaces, ENTRIES), 4 * NEW_PAGE).walks, walks(5, 5));
         assert_eq!(run(&mut tlb, Space::User, &spaces).walks, walks(15, 35));
     }
 
@@ -222,7 +244,7 @@ mod tests {
                 if flush {
                     tlb.flush(space);
                 }
-                let all = tlb.run(space, &spaces, &ENTRIES, time).walks;
+                let all = tlb.run(space, &Layout::new(spaces, ENTRIES), time).walks;
                 let wanted = spaces[space as usize].footprint;
                 prop_assert!(all.code <= wanted.code && all.data <= wanted.data);
                 for (level, entries) in ENTRIES.iter().enumerate() {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 pub enum RunEnd {
     /// With its program.
-    Ended(RunSummary),
+    Ended(Box<RunSummary>),
     /// It was given up, as this says.
     GivenUp(String),
 }
