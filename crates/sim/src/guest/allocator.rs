@@ -187,7 +187,8 @@ mod tests {
             assert!(held + listing + freeing <= 26 * LIST_PAGE + batch, "{held} {listing} {freeing}");
         }
         // One that only frees gives a batch back for each that it gets.
-        let gives = (0..31 * BATCH).filter(|_| allocator.free(1, PAGEVEC, &mut walk, &mut lines) > Ps::from(PAGEVEC) * LIST_PAGE);
+        let gives = (0..31 * BATCH)
+            .filter(|_| allocator.free(1, PAGEVEC, &mut walk, &mut lines) > Ps::from(PAGEVEC) * LIST_PAGE);
         assert_eq!(gives.count() as u32, (31 * BATCH * PAGEVEC - MOST) / BATCH + 1);
         assert!(allocator.lists[1].free < MOST);
     }
