@@ -288,6 +288,9 @@ pub enum Phase {
     TouchMemory {
         /// How many.
         pages: u64,
+        /// Whether they are pages of a mapped file that the page cache has already; else each is new memory.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        cached: bool,
     },
     /// Maps memory.
     Map {
@@ -571,7 +574,7 @@ impl Workload {
                 range(&format!("{place}.bytes"), *bytes, 1, MAX_COUNT)
             }
             Phase::Allocate { bytes } => range(&format!("{place}.bytes"), *bytes, 1, MAX_COUNT),
-            Phase::TouchMemory { pages } | Phase::Map { pages } | Phase::Unmap { pages } => {
+            Phase::TouchMemory { pages, .. } | Phase::Map { pages } | Phase::Unmap { pages } => {
                 range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
             }
             Phase::ReadClock { times } => range(&format!("{place}.times"), *times, 1, MAX_COUNT),

@@ -257,7 +257,7 @@ impl World {
         }
         let seated = self.seat(vm, &decision.groups);
         // Only now may threads that had a seat be pushed elsewhere.
-        vcpus.filter(|_| decision.spread).for_each(|c| while self.push_one(c) {});
+        vcpus.filter(|_| decision.spread).for_each(|c| while self.push_one(c).is_some() {});
         moved + seated
     }
 
@@ -290,7 +290,7 @@ impl World {
         }
         for c in vcpus {
             self.reconsider_idle(c);
-            while spread && self.push_one(c) {}
+            while spread && self.push_one(c).is_some() {}
         }
         if changed { self.vms[vm].live } else { 0 }
     }

@@ -9,9 +9,11 @@ use crate::engine::Ps;
 use crate::engine::books::{Ledgers, Parts};
 use crate::engine::queue::{Queue, Slot};
 use crate::engine::random::Random;
+use crate::guest::allocator::Allocator;
 use crate::guest::files::{Object, Touch};
 use crate::guest::heap::Heap;
 use crate::guest::masked::OpenLock;
+use crate::guest::run_queue_lock;
 use crate::guest::sync::{Barrier, Condition, Condvar, Lock};
 use crate::guest::thread::Thread;
 use crate::guest::translations::Walks;
@@ -20,7 +22,7 @@ use crate::guest::vm::{Counters, Vm, of_vm};
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
-use crate::machine::spinlock::Kind;
+use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
 use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
@@ -125,6 +127,10 @@ pub struct World {
     pub(crate) objects: Vec<Object>,
     /// By thread, the file that it has picked of a set.
     pub(crate) picked: Vec<u32>,
+    /// By vCPU, its run queue's lock, where kernels have such.
+    pub(crate) run_queue_locks: Vec<SpinLock>,
+    /// The page allocator, where its locks are simulated.
+    pub(crate) allocator: Option<Box<Allocator>>,
     /// By timer and thread (the first for a shared timer), up to when it has been moved on.
     pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
     /// The CPUs that operations name.
@@ -207,6 +213,8 @@ impl World {
             touches: Vec::new(),
             objects: Vec::new(),
             picked: vec![0; threads],
+            run_queue_locks: Vec::new(),
+            allocator: None,
             timer_next: BTreeMap::new(),
             cpu_sets: Vec::new(),
             buffers: Vec::new(),
@@ -261,6 +269,20 @@ impl World {
         let used = vcpus.start..vcpus.start + spec.used.unwrap_or(spec.vcpus) as usize;
         self.vms.push(Vm::new(experiment, spec, remedies, vcpus, threads, conditions, daemon));
         self.append(program, &used);
+        self.add_kernel_locks(topology);
+    }
+
+    /// The locks of the last VM's kernel. A guest sees no nodes.
+    fn add_kernel_locks(&mut self, topology: &Topology) {
+        let vm = self.vms.last().expect("it has just been added");
+        let lines = &mut self.shared.lines;
+        if vm.kernel.run_queues_have_locks {
+            self.run_queue_locks.extend(run_queue_lock::locks(vm.vcpus.len(), lines));
+        }
+        if vm.kernel.zones_have_locks {
+            let node = |c: usize| if self.virtualized { 0 } else { topology.cpu(c).map_or(0, |cpu| cpu.node) };
+            self.allocator.get_or_insert_default().add(vm.vcpus.clone().map(node), lines);
+        }
     }
 
     /// Puts a program's parts behind those that are there; its threads may use the vCPUs `used`.

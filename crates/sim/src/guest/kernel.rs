@@ -18,6 +18,11 @@ pub struct Kernel {
     /// Whether an atomic change of a semaphore's count moves the count's line, and whoever has to queue for it or to wake others
     /// goes through a lock after all (lib/rwsem.c); else that is in the prices of what takes it.
     pub semaphore_counts_bounce: bool,
+    /// Whether run queues lie under spin locks whose lines move (`guest::run_queue_lock`); else these are in the prices of what
+    /// takes them.
+    pub run_queues_have_locks: bool,
+    /// The same of the page allocator's (`guest::allocator`).
+    pub zones_have_locks: bool,
     /// How it keeps track of files, where that is simulated.
     pub files: Option<FileKernel>,
     /// The pages that a system call or fault goes through, and the program between two of them, where translations are
@@ -55,6 +60,8 @@ impl Kernel {
         ticks_in_idle: false,
         semaphores_have_locks: false,
         semaphore_counts_bounce: false,
+        run_queues_have_locks: false,
+        zones_have_locks: false,
         files: None,
         footprints: None,
         reads_per_tick: 0,
@@ -70,6 +77,8 @@ impl Kernel {
         ticks_in_idle: true,
         semaphores_have_locks: true,
         semaphore_counts_bounce: false,
+        run_queues_have_locks: true,
+        zones_have_locks: true,
         files: Some(FileKernel::LINUX_2_6_31),
         footprints: Some(Footprints {
             kernel: Footprint { code: 8, data: 12 },

@@ -1,11 +1,13 @@
 //! The guest's kernel (or, on the machine itself, the kernel): threads, run queues, idle, synchronization, memory.
 
+pub mod allocator;
 pub mod files;
 pub mod heap;
 pub mod idle;
 pub mod kernel;
 pub mod masked;
 pub mod memory;
+pub mod run_queue_lock;
 pub mod sched;
 pub mod sync;
 pub mod thread;

@@ -5,6 +5,7 @@
 //! nobody else wants the CPU, and the 0.3 % that their weight would claim beside others is left out.
 
 use super::thread::Mode;
+use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::{Vcpu, VcpuState};
 use crate::machine::interrupt::reason;
@@ -94,8 +95,8 @@ impl World {
         vcpu.queue.remove(index)
     }
 
-    /// Takes a thread that may run on `c` off the longest queue, a near one first.
-    pub(crate) fn pull(&mut self, c: usize) -> Option<u32> {
+    /// Takes a thread that may run on `c` off the longest queue, a near one first; and whose queue that is.
+    pub(crate) fn pull(&mut self, c: usize) -> Option<(u32, usize)> {
         let vm = self.vm(c);
         if vm.waiting == 0 || !vm.active.contains(c) {
             return None;
@@ -123,7 +124,7 @@ impl World {
         let t = self.dequeue(other, index);
         self.move_vruntime(t, c);
         self.threads[t as usize].cpu = c as u32;
-        Some(t)
+        Some((t, other))
     }
 
     // ---- switching ----
@@ -132,9 +133,10 @@ impl World {
     pub(crate) fn schedule(&mut self, c: usize) {
         self.vcpus[c].need_resched = false;
         if let Some(t) = self.pick(c) {
-            self.switch_to(c, t, 0);
-        } else if let Some(t) = self.pull(c) {
-            self.switch_to(c, t, self.prices.balance);
+            self.switch_to(c, t);
+        } else if let Some((t, from)) = self.pull(c) {
+            let Cost { time, parts } = self.pull_locks(c, from, self.switch_price());
+            self.switch_after(c, t, Cost { time: time + self.prices.balance, parts });
         } else {
             self.go_idle(c);
         }
@@ -144,14 +146,21 @@ impl World {
         self.prices.context_switch + if self.virtualized { self.prices.guest_switch } else { 0 }
     }
 
-    fn switch_to(&mut self, c: usize, t: u32, extra: Ps) {
+    fn switch_to(&mut self, c: usize, t: u32) {
+        let waits = self.own_queue_lock(c, self.switch_price());
+        self.switch_after(c, t, waits);
+    }
+
+    /// Switches to a thread, which takes so much longer.
+    fn switch_after(&mut self, c: usize, t: u32, extra: Cost) {
         let vcpu = &mut self.vcpus[c];
         let vm = &mut self.vms[vcpu.vm as usize];
         vm.idle.remove(c);
         vm.in_mm.insert(c);
         vm.counters.switches += 1;
         vcpu.current = t;
-        self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price() + extra);
+        self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price() + extra.time);
+        self.divide(c, &extra.parts);
     }
 
     /// The switch is done; a thread from another vCPU refills its caches first.
@@ -231,7 +240,7 @@ impl World {
             self.vcpus[c].slice_start = self.now;
             return self.resume(c);
         }
-        self.switch_to(c, next, 0);
+        self.switch_to(c, next);
     }
 
     /// The core's thread has yielded: the next of the others runs, unless that has had so much more that it would be
@@ -249,7 +258,7 @@ impl World {
         self.vcpus[c].current = NONE;
         self.vcpus[c].need_resched = false;
         self.enqueue(t, c);
-        self.switch_to(c, next, 0);
+        self.switch_to(c, next);
     }
 
     /// Whether a thread that comes to vCPU `c` should run before the one that is there.
@@ -286,10 +295,10 @@ impl World {
         }
     }
 
-    /// Moves one thread that waits behind another to an idle vCPU, if there is one for it. Whether it did.
-    pub(crate) fn push_one(&mut self, c: usize) -> bool {
+    /// Moves one thread that waits behind another to an idle vCPU, if there is one for it; to which.
+    pub(crate) fn push_one(&mut self, c: usize) -> Option<usize> {
         if self.vm(c).idle.is_empty() {
-            return false;
+            return None;
         }
         for index in 0..self.vcpus[c].queue.len() {
             let t = self.vcpus[c].queue[index];
@@ -299,10 +308,10 @@ impl World {
                 self.move_vruntime(t, target);
                 self.enqueue(t, target);
                 self.rouse(c, target);
-                return true;
+                return Some(target);
             }
         }
-        false
+        None
     }
 
     /// A vCPU that is awake and idle looks for waiting threads.
@@ -312,7 +321,7 @@ impl World {
         if !looks || vcpu.signalled || vcpu.is_stopped() {
             return;
         }
-        if let Some(t) = self.pull(c) {
+        if let Some((t, _)) = self.pull(c) {
             self.enqueue(t, c);
             self.end_rest(c);
             self.after_idle_interrupt(c);
@@ -340,17 +349,17 @@ impl World {
         }
     }
 
-    /// The tick's handler: ends a slice that is over, and sends a waiting thread to an idle vCPU.
-    pub(crate) fn tick(&mut self, c: usize) {
+    /// The tick's handler: ends a slice that is over, and sends a waiting thread to an idle vCPU; to which.
+    pub(crate) fn tick(&mut self, c: usize) -> Option<usize> {
         let vcpu = &mut self.vcpus[c];
         if vcpu.current == NONE || vcpu.queue.is_empty() {
-            return;
+            return None;
         }
         let weight = |t: u32| Ps::from(self.threads[t as usize].weight);
         let all = vcpu.queue.iter().map(|&t| weight(t)).sum::<Ps>() + weight(vcpu.current);
         let slice = (LATENCY * weight(vcpu.current) / all).max(MIN_GRANULARITY);
         vcpu.need_resched |= self.now - vcpu.slice_start >= slice;
-        self.push_one(c);
+        self.push_one(c)
     }
 
     // ---- timers ----

@@ -682,7 +682,7 @@ impl World {
     /// The next thread to wake, or the end of the call.
     pub(crate) fn wake_next(&mut self, c: usize, t: u32) {
         if !self.threads[t as usize].wakes.is_empty() {
-            return self.in_kernel(c, self.prices.wake_up, Step::Wake);
+            return self.start_wake_up(c, t);
         }
         match self.threads[t as usize].then {
             Step::Block(WaitFor::Broadcast(b)) => self.wait_for_broadcast(c, t, b),

@@ -236,6 +236,8 @@ pub struct Thread {
     pub signalled: bool,
     /// The semaphore whose own lock it holds while it wakes others, or [`NONE`].
     pub counts: u32,
+    /// Pages that it has unmapped and not freed yet.
+    pub unfreed: u32,
 }
 
 impl Thread {
@@ -271,6 +273,7 @@ impl Thread {
             origin: 0,
             signalled: false,
             counts: NONE,
+            unfreed: 0,
         }
     }
 
@@ -471,6 +474,8 @@ impl World {
                 }
                 Op::Clock(times) => return self.reads_clock(c, times),
                 Op::Shootdown => return self.shoot_down(c),
+                Op::TakePage { work, enters } => return self.take_page(c, work, enters),
+                Op::FreePages(pages) => return self.free_pages(c, pages),
                 Op::Stream(lines) => self.streams(t, lines),
                 Op::Sleep(duration) => {
                     let price = self.prices.syscall + self.prices.block;

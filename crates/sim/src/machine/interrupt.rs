@@ -1,6 +1,7 @@
 //! Interrupts: how they reach a vCPU in each of its states, and what happens when the handler returns.
 
 use crate::engine::Ps;
+use crate::engine::books::Cost;
 use crate::guest::vcpu::VcpuState;
 use crate::world::{NONE, World};
 use muster_model::Account;
@@ -67,8 +68,10 @@ impl World {
         let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
         self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
         let fetching = self.fetch_in_handlers(c, bits, price);
-        self.busy(c, VcpuState::Interrupt, account, price + fetching.total());
+        let queue = if by_timer { self.tick_lock(c) } else { Cost::default() };
+        self.busy(c, VcpuState::Interrupt, account, price + fetching.total() + queue.time);
         self.book_fetching(c, fetching);
+        self.divide(c, &queue.parts);
     }
 
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {
@@ -130,8 +133,15 @@ impl World {
         if bits & reason::TIMER != 0 {
             self.wake_sleepers(c);
         }
-        if bits & reason::TICK != 0 {
-            self.tick(c);
+        if bits & reason::TICK != 0
+            && let Some(to) = self.tick(c)
+        {
+            let queues = self.push_locks(c, to);
+            if queues.time > 0 {
+                // It comes back here, with nothing left to handle.
+                self.busy(c, VcpuState::Interrupt, Account::Kernel, queues.time);
+                return self.divide(c, &queues.parts);
+            }
         }
         if self.vcpus[c].pending != 0 {
             return self.handle_interrupts(c, false);

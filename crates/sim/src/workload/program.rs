@@ -155,6 +155,15 @@ pub enum Op {
         /// Where.
         to: u32,
     },
+    /// Kernel work of a page fault that needs a new page; `enters`: at its beginning.
+    TakePage {
+        /// How long.
+        work: Ps,
+        /// Whether the thread comes from user mode.
+        enters: bool,
+    },
+    /// Frees so many pages that have been unmapped.
+    FreePages(u32),
     /// So many lines of memory that is new to the thread will be gone through.
     Stream(u32),
     /// The thread ends.
@@ -226,6 +235,7 @@ impl Op {
                 self
             }
             Self::RunFor(_) | Self::SleepUntil(_) | Self::Yield | Self::Stream(_) => self,
+            Self::TakePage { .. } | Self::FreePages(_) => self,
             Self::Call | Self::Return | Self::Pick(_) => self,
         }
     }
@@ -463,10 +473,14 @@ impl Compiler<'_> {
             Phase::Signal { condvar, all } => {
                 self.emit(Op::Signal { condvar: index(self.workload.condvars.iter(), condvar), all: *all });
             }
-            Phase::TouchMemory { pages } => self.touch(*pages, place)?,
+            Phase::TouchMemory { pages, cached } => self.touch(*pages, *cached, place)?,
             Phase::Fill { buffer, bytes } => self.fill(buffer, clamp(*bytes), place)?,
             Phase::Allocate { bytes } => self.allocate(clamp(*bytes), place)?,
             Phase::Map { .. } => self.call_with_mm(&[Op::Kernel(self.prices.map)]),
+            Phase::Unmap { pages } if self.kernel.zones_have_locks => {
+                let free = Op::FreePages(clamp(*pages));
+                self.call_with_mm(&[Op::Kernel(self.prices.unmap), Op::Shootdown, free]);
+            }
             Phase::Unmap { pages } => {
                 let pages = self.prices.unmap_page.saturating_mul(*pages);
                 self.call_with_mm(&[Op::Kernel(self.prices.unmap + pages), Op::Shootdown]);
@@ -511,10 +525,9 @@ impl Compiler<'_> {
         }
     }
 
-    fn touch(&mut self, pages: u64, place: &str) -> Result<(), ModelError> {
-        let mm = self.program.locks.len() as u32 - 1;
+    fn touch(&mut self, pages: u64, cached: bool, place: &str) -> Result<(), ModelError> {
         self.repeat(clamp(pages), place, |this| {
-            this.fault(mm);
+            this.fault(cached);
             if this.streams {
                 this.emit(Op::Stream(PAGE_LINES));
             }
@@ -554,7 +567,7 @@ impl Compiler<'_> {
     fn grow_heap(&mut self, depth: u8) {
         self.call_with_mm(&[Op::Kernel(self.prices.map), Op::Shootdown]);
         let to = self.next_op();
-        self.fault(self.program.locks.len() as u32 - 1);
+        self.fault(false);
         self.emit(Op::Again { depth, to });
     }
 
@@ -562,17 +575,22 @@ impl Compiler<'_> {
         self.program.ops.len() as u32
     }
 
-    /// A page fault of the process whose mm semaphore is `mm`.
-    fn fault(&mut self, mm: u32) {
+    /// A page fault; the page is new, or one of a file that the page cache has.
+    fn fault(&mut self, cached: bool) {
+        let mm = self.program.locks.len() as u32 - 1;
+        let takes_page = self.kernel.zones_have_locks && !cached;
         if self.in_child {
-            return self.emit(Op::Enter(self.prices.fault_entry + self.prices.page_fault));
+            let work = self.prices.fault_entry + self.prices.page_fault;
+            return self.emit(if takes_page { Op::TakePage { work, enters: true } } else { Op::Enter(work) });
         }
+        let work = self.prices.page_fault;
+        let work = if takes_page { Op::TakePage { work, enters: false } } else { Op::Kernel(work) };
         if self.prices.fault_entry > 0 {
             self.emit(Op::Enter(self.prices.fault_entry));
         }
         self.count(mm);
         self.emit(Op::Share(mm));
-        self.emit(Op::Kernel(self.prices.page_fault));
+        self.emit(work);
         self.count(mm);
         self.emit(Op::Unshare(mm));
     }

@@ -212,7 +212,13 @@ fn phase(draw: &mut Draw, files: bool) -> String {
     let ns = [0, 100, 3_000, 50_000, 2_000_000][draw.below(5)];
     match draw.below(if files { 19 } else { 13 }) {
         13..=17 => file(draw),
-        18 => format!(r#"{{"fork":{{"phases":[{},{{"run":{{"ns":{ns}}}}},{}]}}}}"#, file(draw), file(draw)),
+        18 => format!(
+            r#"{{"fork":{{"phases":[{},{{"run":{{"ns":{ns}}}}},{},{{"touch-memory":{{"pages":9}}}},{{"unmap":{{"pages":9}}}}]}}}}"#,
+            file(draw),
+            file(draw)
+        ),
+        4 if files && ns == 0 => r#"{"touch-memory":{"pages":3,"cached":true}}"#.to_owned(),
+        4 if files && ns == 100 => r#"{"touch-memory":{"pages":50}},{"unmap":{"pages":40}}"#.to_owned(),
         0 | 1 => format!(r#"{{"run":{{"ns":{{"exponential":{{"mean":{ns}}}}}}}}}"#),
         2 => format!(r#"{{"lock":{{"lock":"l0","phases":[{{"run":{{"ns":{}}}}}]}}}}"#, ns.min(50_000)),
         3 => r#"{"lock":{"lock":"l0","phases":[{"lock":{"lock":"l1","phases":[{"run":{"ns":500}}]}}]}}"#.to_owned(),
