@@ -119,7 +119,7 @@ fn pk_opens_files_below_shared_directories_as_fast_on_32_cores() {
 fn a_semaphores_count_bounces_with_and_without_its_lock() {
     let faulting = workload(
         r#"{"name":"faulting","groups":[{"name":"all","count":"threads","phases":[
-        {"loop":{"times":200,"phases":[{"touch-memory":{"pages":4}},{"run":{"ns":50000}}]}}]}]}"#,
+        {"loop":{"times":200,"phases":[{"touch-memory":{"pages":4,"cached":true}},{"run":{"ns":50000}}]}}]}]}"#,
     );
     let run = |kernel| {
         let experiment = Experiment { kernel: Some(kernel), limit_s: 60.0, ..Experiment::new(Environment::Native, 32) };

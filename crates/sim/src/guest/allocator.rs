@@ -14,7 +14,7 @@
 
 use crate::engine::{NS, Ps};
 use crate::guest::thread::Step;
-use crate::machine::lines::Lines;
+use crate::machine::lines::{Cause, Lines};
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
 use crate::world::World;
@@ -66,6 +66,16 @@ impl Allocator {
             }
             self.lists.push(Lists { zone: zone as u32, free: 0, unlisted: 0 });
         }
+    }
+
+    /// vCPU `c` takes a new page for which it needs no lock; whether it has one.
+    #[inline]
+    fn take_own(&mut self, c: usize) -> bool {
+        let own = &mut self.lists[c];
+        let has_one = own.free > 0 && own.unlisted + 1 < PAGEVEC;
+        own.free -= u32::from(has_one);
+        own.unlisted += u32::from(has_one);
+        has_one
     }
 
     /// vCPU `c` takes a new page (`buffered_rmqueue`, `__lru_cache_add`); how long it has locks for that.
@@ -126,11 +136,12 @@ impl World {
         if enters {
             self.enter_kernel(c);
         }
-        let mut walk = self.kernel_walk(c);
-        let held = match &mut self.allocator {
-            Some(allocator) => allocator.take(c, &mut walk, &mut self.shared.lines),
-            None => 0,
-        };
+        let Some(allocator) = self.allocator.as_mut() else { return self.in_kernel(c, work, Step::Fetch) };
+        if allocator.take_own(c) {
+            return self.in_kernel(c, work, Step::Fetch);
+        }
+        let mut walk = Walk::new(self.vcpus[c].pcpu as usize, Cause::Guest, self.now);
+        let held = allocator.take(c, &mut walk, &mut self.shared.lines);
         walk.at += work.saturating_sub(held);
         self.allocate_until(c, &walk);
     }
@@ -163,7 +174,6 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::machine::lines::Cause;
     use crate::run::Simulation;
     use muster_model::study::{Environment, Experiment, GuestKernel};
     use muster_model::{Profile, Topology, Workload};

@@ -58,7 +58,8 @@ impl World {
     /// What vCPU `c` takes longer for `work` that it does under the lock of its own queue.
     #[inline]
     pub(crate) fn own_queue_lock(&mut self, c: usize, work: Ps) -> Cost {
-        if self.run_queue_locks.is_empty() {
+        let Some(lock) = self.run_queue_locks.get_mut(c) else { return Cost::default() };
+        if lock.hold_at_once(&mut self.shared.lines, self.vcpus[c].pcpu as usize, self.now, work) {
             return Cost::default();
         }
         let mut walk = self.kernel_walk(c);

@@ -91,6 +91,12 @@ impl Lines {
         self.lines.len() as LineId - 1
     }
 
+    /// Whether `cpu` alone has the line.
+    #[inline]
+    pub fn is_own(&self, line: LineId, cpu: usize) -> bool {
+        self.lines[line as usize].holder == Holder::One(cpu as u32)
+    }
+
     /// `cpu` reads the line at `at`; when it has it.
     #[inline]
     pub fn read(&mut self, line: LineId, cpu: usize, at: Ps, cause: Cause) -> Ps {

@@ -121,6 +121,21 @@ impl SpinLock {
         self.free_at
     }
 
+    /// `cpu` has the lock from `at` on for `held`, if it is free and its line is there; whether it is. The same as to acquire
+    /// and release it, without the walk.
+    #[inline]
+    pub fn hold_at_once(&mut self, lines: &mut Lines, cpu: usize, at: Ps, held: Ps) -> bool {
+        let is_there = !self.is_held(at) && at + held >= self.storm_until && lines.is_own(self.line, cpu);
+        if is_there {
+            self.gets.clear();
+            self.gets.push_back(at);
+            self.last = cpu;
+            self.free_at = at + held;
+            lines.keep_busy(self.line, self.free_at);
+        }
+        is_there
+    }
+
     /// `cpu` tries to take the lock at `at`: when it knows, and whether it has it. A failed attempt takes the line, too.
     pub fn try_acquire(&mut self, lines: &mut Lines, cpu: usize, at: Ps, cause: Cause) -> (Ps, bool) {
         if self.is_held(at) {
@@ -213,6 +228,30 @@ mod tests {
     }
 
     proptest! {
+        /// Nothing tells a lock that was held at once from one that was acquired and released.
+        #[test]
+        fn to_hold_at_once_is_to_acquire_and_release(
+            is_ticket: bool,
+            asks in proptest::collection::vec((0usize..3, 0u64..2_000, 0u64..2_000), 1..200)
+        ) {
+            let kind = if is_ticket { Kind::Ticket } else { Kind::TestAndSet };
+            let ((mut lines, mut lock), (mut others, mut other)) = (machine(kind, 3), machine(kind, 3));
+            let mut at = 0;
+            for (cpu, later, held) in asks {
+                at += later;
+                let from = other.acquire(&mut others, cpu, at, Cause::Vmm);
+                let expected = (from, other.release(&mut others, from + held));
+                let found = if lock.hold_at_once(&mut lines, cpu, at, held) {
+                    (at, at + held)
+                } else {
+                    let from = lock.acquire(&mut lines, cpu, at, Cause::Vmm);
+                    (from, lock.release(&mut lines, from + held))
+                };
+                prop_assert_eq!(found, expected);
+                prop_assert_eq!(lines.misses(), others.misses());
+            }
+        }
+
         /// No two CPUs have the lock at the same time, and nobody gets it before asking.
         #[test]
         fn one_at_a_time(
