@@ -3,26 +3,10 @@
 
 mod common;
 
-use common::{opteron, workload};
+use common::{opteron, run_2_6_31 as run, workload};
 use muster_model::study::{Environment, Experiment, GuestKernel, Remedy};
 use muster_model::{Account, Workload};
 use muster_sim::{Outcome, SimError, Simulation};
-
-fn run(workload: &Workload, environment: Environment, cores: u32, remedies: &[Remedy]) -> Outcome {
-    let is_vm = environment != Environment::Native;
-    let experiment = Experiment {
-        kernel: Some(GuestKernel::Linux2631),
-        vcpus: is_vm.then_some(32),
-        remedies: remedies.iter().copied().collect(),
-        limit_s: 60.0,
-        ..Experiment::new(environment, cores)
-    };
-    let outcome = Simulation::new(&experiment, &opteron(), workload, None).unwrap().run().unwrap();
-    for book in &outcome.books {
-        assert_eq!(book.iter().sum::<u64>(), outcome.wall_ps, "the books of every pCPU balance");
-    }
-    outcome
-}
 
 /// Threads that compute for 50 ms each, a millisecond at a time.
 fn computing() -> Workload {

@@ -23,6 +23,23 @@ pub fn opteron() -> Profile {
     Profile::from_toml(text, "machines/ixen-opteron48.toml").unwrap()
 }
 
+/// A run on them under Linux 2.6.31, in a VM of 32 vCPUs if it is one, whose books balance.
+pub fn run_2_6_31(workload: &Workload, environment: Environment, cores: u32, remedies: &[Remedy]) -> Outcome {
+    let is_vm = environment != Environment::Native;
+    let experiment = Experiment {
+        kernel: Some(GuestKernel::Linux2631),
+        vcpus: is_vm.then_some(32),
+        remedies: remedies.iter().copied().collect(),
+        limit_s: 60.0,
+        ..Experiment::new(environment, cores)
+    };
+    let outcome = Simulation::new(&experiment, &opteron(), workload, None).unwrap().run().unwrap();
+    for book in &outcome.books {
+        assert_eq!(book.iter().sum::<u64>(), outcome.wall_ps, "the books of every pCPU balance");
+    }
+    outcome
+}
+
 /// A workload of a test's own.
 pub fn workload(text: &str) -> Workload {
     Workload::from_json(text, "test.json").unwrap()
