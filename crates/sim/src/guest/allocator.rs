@@ -8,9 +8,10 @@
 //! nodes and has one zone for all.
 //!
 //! The work under the locks is in the price of a fault or of munmap: what is added is the way of the locks' lines and the
-//! waiting. Left out: the zones' counters, which each CPU keeps and rarely folds, the locks of page tables, one for each of their
-//! pages where a kernel is built for four CPUs or more (include/linux/mm_types.h), the process's counts of pages, other zones
-//! than the node's own (pages are freed to the node of the CPU that frees them), and pages of files and of processes that end.
+//! waiting. Left out: the zones' counters, which each CPU keeps and rarely folds, the locks of page tables, one for each
+//! of their pages where a kernel is built for four CPUs or more (include/linux/mm_types.h), the process's counts of its
+//! pages (atomic, but their line is nothing beside the mm semaphore's), other zones than the node's own (pages are freed
+//! to the node of the CPU that frees them), and pages of files and of processes that end.
 
 use crate::engine::{NS, Ps};
 use crate::guest::thread::Step;
