@@ -25,7 +25,7 @@ const STREAM_LINE_NS: f64 = 12.8;
 const SMALLEST_FACTOR: f64 = 1e-9;
 
 /// Fewer touches of a set than this are reckoned together with those that follow.
-const FEW: f64 = 32.0;
+const FEW: f64 = 128.0;
 
 /// Number of a working set.
 pub type SetId = u32;
