@@ -57,6 +57,8 @@ pub struct Study {
     pub name: String,
     /// The seed that reproduces it, where the file has it.
     pub seed: Option<u64>,
+    /// The number of cores to which it was grown.
+    pub cores: Option<u32>,
     /// One entry per number.
     pub numbers: Vec<StudyNumber>,
     /// Curves.
@@ -65,7 +67,8 @@ pub struct Study {
 
 impl From<StudyResults> for Study {
     fn from(results: StudyResults) -> Self {
-        Self { name: results.study, seed: Some(results.seed), numbers: results.numbers, series: results.series }
+        let StudyResults { study, seed, cores, numbers, series } = results;
+        Self { name: study, seed: Some(seed), cores, numbers, series }
     }
 }
 
@@ -162,6 +165,7 @@ fn add(documents: &mut Vec<Document>, part: Part) {
                 None => documents.push(Document::Study(Study {
                     name: number.study.clone(),
                     seed: None,
+                    cores: None,
                     numbers: vec![number],
                     series: Vec::new(),
                 })),

@@ -63,3 +63,17 @@ fn empty_and_extreme_results_do_not_panic() {
         assert!(!html.contains("NaN") && !html.contains("inf%"), "{text}");
     }
 }
+
+/// A study on more cores than its paper has says so, and what its runs did where a number is missing.
+#[test]
+fn a_grown_study_says_so() {
+    let text = r#"{"kind": "study", "study": "ixen", "seed": 1, "cores": 128, "numbers": [{"study": "ixen", "figure": "Table 2", "row": "gmake",
+        "column": "128 cores, Xen", "unit": "%", "kind": "predicted", "paper": null, "simulated": null, "error": null,
+        "note": "no progress: 100 % of the time in handle_pmt_io", "seed": 1}], "series": []}"#;
+    let page = page(&parse(text, "grown.json").unwrap());
+    for said in
+        ["grown to 128 cores", "1 of 1 numbers have no value", "no progress: 100 % of the time in handle_pmt_io"]
+    {
+        assert!(page.contains(said), "{said}");
+    }
+}

@@ -73,8 +73,8 @@ fn numbers(study: &Study, kind: StudyKind) -> Markup {
             cell(&number.figure),
             cell(&number.row),
             cell(&number.column),
-            cell(paper.unwrap_or_else(|| "not stated".to_owned())),
-            cell(simulated_text(number)),
+            words(paper.unwrap_or_else(|| "not stated".to_owned())),
+            words(simulated_text(number)),
             cell(error_text(number)),
         ]
     };
@@ -84,6 +84,11 @@ fn numbers(study: &Study, kind: StudyKind) -> Markup {
             (table(kind_title(kind), &["figure", "row", "column", "paper", "simulated", "error"], &[3, 4, 5], &rows))
         }
     }
+}
+
+/// A cell that may hold words, which wrap, in place of a number.
+fn words(text: String) -> Markup {
+    html! { span.words { (text) } }
 }
 
 /// One plot for each figure and pair of axes, in the order in which they first occur.

@@ -76,7 +76,16 @@ fn of_study(study: &Study) -> Vec<String> {
             ratio(error.worst.exp()),
         )
     };
-    errors_by_kind(&study.numbers).into_iter().map(sentence).collect()
+    let mut sentences: Vec<String> = errors_by_kind(&study.numbers).into_iter().map(sentence).collect();
+    if let Some(cores) = study.cores {
+        let nowhere = study.numbers.iter().filter(|number| number.simulated.is_none() && number.note.is_some()).count();
+        sentences.push(format!("It was grown to {cores} cores, for which the paper states no numbers."));
+        if nowhere > 0 {
+            sentences
+                .push(format!("{nowhere} of {} numbers have no value: their runs were given up.", study.numbers.len()));
+        }
+    }
+    sentences
 }
 
 /// How well the programs that were measured on the most cores use them, and which loses most in the VM.
