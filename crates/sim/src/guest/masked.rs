@@ -9,7 +9,7 @@ use crate::engine::Ps;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::lines::{Cause, LineId};
 use crate::machine::spinlock::{Kind, SpinLock};
-use crate::world::World;
+use crate::world::{NONE, World};
 use muster_model::Account;
 use std::collections::VecDeque;
 
@@ -91,15 +91,16 @@ impl World {
         true
     }
 
-    /// Whoever holds a semaphore's own lock while it wakes others is done with that.
-    pub(crate) fn release_count(&mut self, l: u32) {
-        let Some(count) = self.locks[l as usize].count.as_mut().filter(|count| count.lock.is_open()) else { return };
-        count.lock.release(&mut self.shared.lines, self.now);
-        let mut waiting = std::mem::take(&mut count.waiting);
-        waiting.drain(..).for_each(|t| self.let_on(t, 0));
-        if let Some(count) = &mut self.locks[l as usize].count {
-            count.waiting = waiting;
+    /// A thread that has kept a semaphore's own lock while it woke others is done with that.
+    pub(crate) fn release_count(&mut self, t: u32) {
+        let l = std::mem::replace(&mut self.threads[t as usize].counts, NONE);
+        if l == NONE {
+            return;
         }
+        let count = self.locks[l as usize].count.as_mut().expect("it has the lock");
+        count.lock.release(&mut self.shared.lines, self.now);
+        let waiting = std::mem::take(&mut count.waiting);
+        waiting.into_iter().for_each(|t| self.let_on(t, 0));
     }
 
     // ---- event channels ----
@@ -139,6 +140,48 @@ impl World {
             self.handle_interrupts(c, false);
         } else {
             self.wake_next(c, t);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Simulation;
+    use muster_model::study::{Environment, Experiment, GuestKernel};
+    use muster_model::{Profile, Workload};
+
+    /// Threads that change their address space and fault in turn.
+    fn world(kernel: GuestKernel, environment: Environment) -> World {
+        let machine = include_str!("../../../../machines/ixen-opteron48.toml");
+        let profile = Profile::from_toml(machine, "machine").unwrap();
+        let workload = r#"{"name":"w","groups":[{"name":"g","count":12,"phases":[{"loop":{"times":60,"phases":[
+            {"map":{"pages":2}},{"touch-memory":{"pages":8}},{"run":{"ns":{"exponential":{"mean":4000}}}}]}}]}]}"#;
+        let workload = Workload::from_json(workload, "workload").unwrap();
+        let experiment = Experiment { kernel: Some(kernel), ..Experiment::new(environment, 12) };
+        Simulation::new(&experiment, &profile, &workload, None).unwrap().into_world()
+    }
+
+    #[test]
+    fn who_keeps_a_semaphores_lock_gives_it_back_and_nobody_else() {
+        for kernel in [GuestKernel::Linux2631, GuestKernel::Pk] {
+            for environment in [Environment::Native, Environment::Pv] {
+                let mut world = world(kernel, environment);
+                world.start();
+                let mut kept = 0;
+                while world.unfinished > 0 {
+                    world.go_on(world.now + 1).unwrap();
+                    let mut keepers = vec![0; world.locks.len()];
+                    let counted = world.threads.iter().map(|thread| thread.counts).filter(|&l| l != NONE);
+                    counted.for_each(|l| keepers[l as usize] += 1);
+                    for (lock, &keepers) in world.locks.iter().zip(&keepers) {
+                        let is_open = lock.count.as_ref().is_some_and(|count| count.lock.is_open());
+                        assert_eq!(keepers, i32::from(is_open), "{kernel:?} {environment:?} at {} ps", world.now);
+                        kept += keepers;
+                    }
+                }
+                assert!(kept > 100, "{kernel:?} {environment:?}: {kept}");
+            }
         }
     }
 }

@@ -69,7 +69,6 @@ impl Lock {
             spinners: List::EMPTY,
             blocked: List::EMPTY,
             count: None,
-
             in_kernel: false,
             tickets: 0,
         }
@@ -178,7 +177,9 @@ impl World {
         let count = self.locks[l as usize].count.get_or_insert_with(|| OpenLock::new(Kind::Ticket, lines.add()));
         walk.acquire(&mut count.lock, lines);
         walk.at += UNDER_COUNT;
-        if !wakes {
+        if wakes {
+            self.threads[self.vcpus[c].current as usize].counts = l;
+        } else {
             walk.release(&mut count.lock, lines);
         }
         self.kernel_spin += walk.waited;
@@ -252,22 +253,16 @@ impl World {
     pub(crate) fn release_shared(&mut self, c: usize, t: u32, l: u32) -> bool {
         let lock = &mut self.locks[l as usize];
         lock.readers -= 1;
-        let last = lock.readers == 0;
-        let takes_time = last && self.hand_over(c, t, l, Step::Fetch);
-        if !takes_time {
-            self.release_count(l);
-        }
-        takes_time
+        lock.readers == 0 && self.hand_over(c, t, l, Step::Fetch)
     }
 
     /// A kernel lock goes to the first waiter, or to all readers that wait in front of the next writer.
     fn hand_over(&mut self, c: usize, t: u32, l: u32, then: Step) -> bool {
         if self.locks[l as usize].blocked.is_empty() {
             self.locks[l as usize].word = Word::Free;
-            self.release_count(l);
+            self.release_count(t);
             return false;
         }
-        self.threads[t as usize].counts = l;
         loop {
             let first = self.locks[l as usize].blocked.first();
             if first == NONE {
@@ -688,10 +683,7 @@ impl World {
             Step::Block(WaitFor::Broadcast(b)) => self.wait_for_broadcast(c, t, b),
             Step::Block(WaitFor::Condvar(v)) => self.wait_for_signal(c, t, v),
             _ => {
-                let counts = std::mem::replace(&mut self.threads[t as usize].counts, NONE);
-                if counts != NONE {
-                    self.release_count(counts);
-                }
+                self.release_count(t);
                 self.fetch(c)
             }
         }
