@@ -15,7 +15,7 @@
 
 use crate::engine::{NS, Ps};
 use crate::guest::thread::Step;
-use crate::machine::lines::{Cause, Lines};
+use crate::machine::lines::Lines;
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
 use crate::world::World;
@@ -137,14 +137,14 @@ impl World {
         if enters {
             self.enter_kernel(c);
         }
+        let mut walk = self.kernel_walk(c);
         let Some(allocator) = self.allocator.as_mut() else { return self.in_kernel(c, work, Step::Fetch) };
         if allocator.take_own(c) {
             return self.in_kernel(c, work, Step::Fetch);
         }
-        let mut walk = Walk::new(self.vcpus[c].pcpu as usize, Cause::Guest, self.now);
         let held = allocator.take(c, &mut walk, &mut self.shared.lines);
         walk.at += work.saturating_sub(held);
-        self.allocate_until(c, &walk);
+        self.walk_in_kernel(c, &walk, Step::Fetch);
     }
 
     /// vCPU `c`'s thread frees `pages` of an unmapping, as many as fit a vector; the operation comes again for the others.
@@ -162,19 +162,14 @@ impl World {
             listing + allocator.free(c, now, &mut walk, lines)
         });
         walk.at += (Ps::from(now) * self.prices.unmap_page).saturating_sub(held);
-        self.allocate_until(c, &walk);
-    }
-
-    fn allocate_until(&mut self, c: usize, walk: &Walk) {
-        self.kernel_spin += walk.waited;
-        self.in_kernel(c, walk.at - self.now, Step::Fetch);
-        self.divide(c, &walk.parts);
+        self.walk_in_kernel(c, &walk, Step::Fetch);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::lines::Cause;
     use crate::run::Simulation;
     use muster_model::study::{Environment, Experiment, GuestKernel};
     use muster_model::{Profile, Topology, Workload};

@@ -9,7 +9,7 @@
 
 use super::thread::Step;
 use crate::engine::{NS, Ps};
-use crate::machine::lines::{Cause, LineId, Lines};
+use crate::machine::lines::{LineId, Lines};
 use crate::machine::walk::Walk;
 use crate::workload::program::Op;
 use crate::world::{NONE, World};
@@ -141,10 +141,6 @@ pub struct Touch {
 }
 
 impl World {
-    fn walk_of(&self, c: usize) -> Walk {
-        Walk::new(self.vcpus[c].pcpu as usize, Cause::Guest, self.now)
-    }
-
     fn touched(&self, t: usize, touch: Touch) -> Object {
         self.objects[(touch.object + touch.stride * self.picked[t]) as usize]
     }
@@ -160,7 +156,7 @@ impl World {
     /// vCPU `c`'s thread does the touch `first` of a call, and those behind it that come within a moment.
     pub(crate) fn touch(&mut self, c: usize, first: u32) {
         let touch = self.touches[first as usize];
-        self.touch_on(c, touch, self.walk_of(c));
+        self.touch_on(c, touch, self.kernel_walk(c));
     }
 
     fn touch_on(&mut self, c: usize, mut touch: Touch, mut walk: Walk) {
@@ -194,19 +190,14 @@ impl World {
             self.threads[t].pc += 1;
             touch = self.touches[behind as usize];
         }
-        self.book_walk(c, &walk, Step::InCall);
-    }
-
-    fn book_walk(&mut self, c: usize, walk: &Walk, then: Step) {
-        self.in_kernel(c, walk.at - self.now, then);
-        self.ledgers.divide(c, walk.pcpu, &walk.parts);
+        self.walk_in_kernel(c, &walk, Step::InCall);
     }
 
     /// The thread has the lock and does what is done under it.
     fn hold(&mut self, c: usize, object: Object, further: u8, mut walk: Walk) {
         (1..=further).for_each(|line| walk.write(object.line + LineId::from(line), &mut self.shared.lines));
         walk.at += UNDER_LOCK;
-        self.book_walk(c, &walk, Step::Unlock);
+        self.walk_in_kernel(c, &walk, Step::Unlock);
     }
 
     /// A lock that the thread has spun for is its own now: the call goes on.
@@ -217,7 +208,7 @@ impl World {
         }
         let touch = self.present_touch(t);
         let How::Lock(further) = touch.how else { unreachable!("it spun for a lock") };
-        let (object, walk) = (self.touched(t, touch), self.walk_of(c));
+        let (object, walk) = (self.touched(t, touch), self.kernel_walk(c));
         self.shared.lines.hand_over(object.line, walk.pcpu, walk.at);
         self.hold(c, object, further, walk);
     }
@@ -228,7 +219,7 @@ impl World {
         let touch = self.present_touch(t);
         self.hand_on(c, self.touched(t, touch).lock);
         let work = Touch { how: How::Work, ..touch };
-        self.touch_on(c, work, self.walk_of(c));
+        self.touch_on(c, work, self.kernel_walk(c));
     }
 
     /// The thread picks one of `count` files.

@@ -13,7 +13,7 @@
 use crate::engine::books::{Cost, Parts};
 use crate::engine::{NS, Ps};
 use crate::guest::thread::Step;
-use crate::machine::lines::{Cause, Lines};
+use crate::machine::lines::Lines;
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
 use crate::world::World;
@@ -29,11 +29,6 @@ pub(crate) fn locks(count: usize, lines: &mut Lines) -> impl Iterator<Item = Spi
 }
 
 impl World {
-    /// A piece of the guest kernel's code on vCPU `c` that begins now.
-    pub(crate) fn kernel_walk(&self, c: usize) -> Walk {
-        Walk::new(self.vcpus[c].pcpu as usize, Cause::Guest, self.now)
-    }
-
     /// What a walk takes beyond its `work`.
     fn beyond(&mut self, walk: &Walk, work: Ps) -> Cost {
         self.kernel_spin += walk.waited;
@@ -134,6 +129,7 @@ impl World {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::lines::Cause;
     use crate::run::Simulation;
     use muster_model::study::{Environment, Experiment, GuestKernel};
     use muster_model::{Account, Profile, Workload};

@@ -14,7 +14,6 @@ use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::spinlock::Kind;
-use crate::machine::walk::Walk;
 use crate::vmm::pcpu::RunState;
 use crate::workload::program::Op;
 use crate::world::{NONE, World, kind, slot_of};
@@ -171,8 +170,7 @@ impl World {
             return;
         }
         let wakes = self.will_wake(c, l);
-        let pcpu = self.vcpus[c].pcpu as usize;
-        let mut walk = Walk::new(pcpu, Cause::Guest, self.now);
+        let mut walk = self.kernel_walk(c);
         let lines = &mut self.shared.lines;
         let count = self.locks[l as usize].count.get_or_insert_with(|| OpenLock::new(Kind::Ticket, lines.add()));
         walk.acquire(&mut count.lock, lines);
@@ -182,9 +180,7 @@ impl World {
         } else {
             walk.release(&mut count.lock, lines);
         }
-        self.kernel_spin += walk.waited;
-        self.in_kernel(c, walk.at - self.now, Step::Fetch);
-        self.ledgers.divide(c, pcpu, &walk.parts);
+        self.walk_in_kernel(c, &walk, Step::Fetch);
     }
 
     /// Whether the core's thread is about to give back a semaphore that others wait for. It wakes them before it releases
@@ -207,14 +203,12 @@ impl World {
         if self.will_wake(c, l) || self.will_queue(c, l) {
             return self.count(c, l);
         }
-        let pcpu = self.vcpus[c].pcpu as usize;
-        let mut walk = Walk::new(pcpu, Cause::Guest, self.now);
+        let mut walk = self.kernel_walk(c);
         let lines = &mut self.shared.lines;
         let count = self.locks[l as usize].count.get_or_insert_with(|| OpenLock::new(Kind::Ticket, lines.add()));
         walk.write(count.lock.line(), lines);
         walk.at += ATOMIC;
-        self.in_kernel(c, walk.at - self.now, Step::Fetch);
-        self.ledgers.divide(c, pcpu, &walk.parts);
+        self.walk_in_kernel(c, &walk, Step::Fetch);
     }
 
     /// Whether the core's thread is about to ask for a semaphore that it cannot have.

@@ -2,6 +2,8 @@
 
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
+use crate::machine::lines::Cause;
+use crate::machine::walk::Walk;
 use crate::workload::program::{LOOP_DEPTH, Op};
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::Account;
@@ -311,6 +313,20 @@ impl World {
     #[inline]
     pub(crate) fn in_kernel(&mut self, c: usize, duration: Ps, step: Step) {
         self.stretch(c, duration, Account::Kernel, true, step);
+    }
+
+    /// A piece of the guest kernel's code on vCPU `c` that begins now.
+    #[inline]
+    pub(crate) fn kernel_walk(&self, c: usize) -> Walk {
+        Walk::new(self.vcpus[c].pcpu as usize, Cause::Guest, self.now)
+    }
+
+    /// The same as a stretch of the vCPU's thread.
+    #[inline]
+    pub(crate) fn walk_in_kernel(&mut self, c: usize, walk: &Walk, step: Step) {
+        self.kernel_spin += walk.waited;
+        self.in_kernel(c, walk.at - self.now, step);
+        self.ledgers.divide(c, walk.pcpu, &walk.parts);
     }
 
     /// The vCPU's thread has ended a stretch.
