@@ -9,8 +9,8 @@ mod figure;
 mod grow;
 mod measure;
 
-pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};
-pub use measure::{Aggregate, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
+pub use measure::{Aggregate, BusyIn, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
 
 /// Where the program runs: on the machine itself, or in a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -345,6 +345,9 @@ pub struct Experiment {
     /// Further VMs. Their guests have the settings of the first one's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmSpec>,
+    /// How often all these VMs are there, the experiment's own included: a consolidation benchmark's units.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub copies: u32,
 }
 
 fn halt() -> IdleKind {
@@ -374,6 +377,12 @@ fn limit() -> f64 {
 fn weight() -> u16 {
     256
 }
+fn one() -> u32 {
+    1
+}
+fn is_one(copies: &u32) -> bool {
+    *copies == 1
+}
 
 impl Experiment {
     /// An experiment that leaves everything else as it is when a file does not mention it.
@@ -402,6 +411,7 @@ impl Experiment {
             tickle: Tickle::One,
             share: Share::default(),
             vms: Vec::new(),
+            copies: one(),
         }
     }
 
@@ -432,14 +442,18 @@ impl Experiment {
 
     /// Who decides which vCPU runs on which pCPU.
     pub fn scheduler(&self) -> VmScheduler {
-        let shares = !self.vms.is_empty() || self.pcpus() != self.vcpu_count();
+        let shares = self.vm_count() > 1 || self.pcpus() != self.vcpu_count();
         let decides = shares || self.environment.is_xen();
         self.scheduler.unwrap_or(if decides { VmScheduler::Credit } else { VmScheduler::Pinned })
     }
 
-    /// All VMs, the experiment's own first.
+    fn vm_count(&self) -> usize {
+        (1 + self.vms.len()).saturating_mul(self.copies as usize)
+    }
+
+    /// All VMs: the experiment's own first, the further ones, and then the copies of them in the same order.
     pub fn all_vms(&self) -> Vec<VmSpec> {
-        let alone_on_xen = self.environment.is_xen() && self.vms.is_empty() && self.pcpus() >= self.vcpu_count();
+        let alone_on_xen = self.environment.is_xen() && self.vm_count() == 1 && self.pcpus() >= self.vcpu_count();
         let first = VmSpec {
             workload: self.workload.clone(),
             vcpus: self.vcpu_count(),
@@ -449,7 +463,8 @@ impl Experiment {
             consolidation: self.consolidation,
             repeat: false,
         };
-        std::iter::once(first).chain(self.vms.iter().cloned()).collect()
+        let unit: Vec<VmSpec> = std::iter::once(first).chain(self.vms.iter().cloned()).collect();
+        unit.iter().cycle().take(self.vm_count()).cloned().collect()
     }
 
     /// The remedies that are in force for a workload: `all` spelt out.
@@ -495,13 +510,16 @@ impl Experiment {
         if pcpus == 0 || pcpus as usize > MAX_CPUS {
             return Err(ModelError::new("pcpus", pcpus.to_string(), format!("1 to {MAX_CPUS}")));
         }
+        if self.copies == 0 || self.copies as usize > MAX_CPUS {
+            return Err(ModelError::new("copies", self.copies.to_string(), format!("1 to {MAX_CPUS}")));
+        }
         let vms = self.all_vms();
         vms[0].validate(pcpus)?;
-        for (number, vm) in vms.iter().enumerate().skip(1) {
-            vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{}]", number - 1)))?;
+        for (number, vm) in self.vms.iter().enumerate() {
+            vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{number}]")))?;
         }
-        let vcpus: u32 = vms.iter().map(|vm| vm.vcpus).sum();
-        if vcpus as usize > MAX_CPUS {
+        let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.vcpus)).sum();
+        if vcpus > MAX_CPUS as u64 {
             return Err(ModelError::new("vms", format!("{vcpus} vCPUs in all"), format!("at most {MAX_CPUS}")));
         }
         let shares = format!("{} VMs on {pcpus} pCPUs, the first with {} vCPUs", vms.len(), self.vcpu_count());
@@ -623,6 +641,17 @@ mod tests {
     }
 
     #[test]
+    fn copies_are_of_all_vms_in_their_order() {
+        let text = SHARED.replace("pcpus = 2", "pcpus = 2\ncopies = 3");
+        let experiment = Experiment::from_toml(&text, "e.toml").unwrap();
+        let vcpus: Vec<u32> = experiment.all_vms().iter().map(|vm| vm.vcpus).collect();
+        assert_eq!(vcpus, [4, 2, 4, 2, 4, 2]);
+        let alone = Experiment { copies: 2, ..Experiment::new(Environment::Hvm, 1) };
+        assert_eq!(alone.scheduler(), VmScheduler::Credit);
+        assert_eq!(alone.all_vms()[1].share.pin, Pin::None, "two VMs share a core");
+    }
+
+    #[test]
     fn vms_that_do_not_fit_are_refused() {
         for (from, to, wanted) in [
             ("'virtual'", "'native'", "environment: found native"),
@@ -636,6 +665,8 @@ mod tests {
             ("vcpus = 2\n", "vcpus = 2\nthreads = 0\n", "vms[0]: threads: found 0"),
             ("vcpus = 2\nshare = { weight = 512, pin = 'each' }", "vcpus = 1021", "vms: found 1025 vCPUs in all"),
             ("repeat", "repeats", "unknown field `repeats`"),
+            ("pcpus = 2", "pcpus = 2\ncopies = 0", "copies: found 0; allowed: 1 to 1024"),
+            ("pcpus = 2", "pcpus = 2\ncopies = 200", "vms: found 1200 vCPUs in all; allowed: at most 1024"),
         ] {
             assert!(SHARED.contains(from), "{from}");
             let error = Experiment::from_toml(&SHARED.replace(from, to), "e.toml").unwrap_err().to_string();
@@ -780,6 +811,40 @@ mod tests {
         let names: Vec<_> = figure.series.iter().map(|series| series.name.as_str()).collect();
         assert_eq!(names, ["gmake, PVM", "XML validation, PVM"]);
         assert_eq!(figure.series[0].curve.runs(), ["native@1", "pvm@1", "pvm@4"]);
+    }
+
+    #[test]
+    fn a_figure_may_vary_its_copies() {
+        let text = r#"
+            figure = "Figure 18"
+            vary = "copies"
+            copies = [1, 4]
+            [defaults]
+            machine = "m.toml"
+            environment = "hvm"
+            cores = 2
+            pcpus = 16
+            [configurations.shadow]
+            [[series]]
+            name = "shadow"
+            workload = "w.json"
+            curve = { values = { y = "gain (%)", measure = { gain = { run = "shadow@*", baseline = "shadow@1", of = ["w"] } } } }
+        "#;
+        let figure = Figure::from_toml(text, "f.toml").unwrap();
+        let experiment = figure.experiment("shadow@3", "w.json").unwrap();
+        assert_eq!((experiment.cores, experiment.copies, experiment.all_vms().len()), (2, 3, 3));
+        let Curve::Values { points, .. } = &figure.series[0].curve else { panic!("{:?}", figure.series) };
+        assert_eq!(points.iter().map(|point| point.at).collect::<Vec<_>>(), [1, 4]);
+        assert_eq!(figure.series[0].curve.runs(), ["shadow@1", "shadow@1", "shadow@4", "shadow@1"]);
+        for (from, to, wanted) in [
+            ("copies = [1, 4]", "", "series.shadow: found no run; allowed: runs, or `NAME@*` and `copies`"),
+            ("\"copies\"", "\"vms\"", "unknown variant `vms`"),
+            ("shadow@1", "shadow@x", "found `shadow@x`; allowed: NAME, or NAME@NUMBER with a number of copies"),
+            ("of = [\"w\"]", "off = [\"w\"]", "unexpected keys in table: off"),
+        ] {
+            let error = Figure::from_toml(&text.replace(from, to), "f.toml").unwrap_err().to_string();
+            assert!(error.starts_with("f.toml") && error.contains(wanted), "{error}");
+        }
     }
 
     #[test]

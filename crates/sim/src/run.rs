@@ -27,6 +27,8 @@ pub struct Simulation {
     world: World,
     cores: u32,
     used: u32,
+    /// By VM, the name of its workload.
+    names: Vec<String>,
 }
 
 /// What a run gave.
@@ -83,6 +85,10 @@ pub struct VmmFunctions {
 /// What a run gave one VM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VmOutcome {
+    /// The name of its workload.
+    pub workload: String,
+    /// Whether its program was ended from outside.
+    pub was_ended: bool,
     /// From the start of its program to its end, the last end where it repeats itself; 0 when it never ended.
     pub wall_ps: Ps,
     /// How often its program has ended.
@@ -100,8 +106,10 @@ pub struct VmOutcome {
 }
 
 impl VmOutcome {
-    fn new(world: &World, vm: &Vm) -> Self {
+    fn new(world: &World, vm: &Vm, workload: &str) -> Self {
         Self {
+            workload: workload.to_owned(),
+            was_ended: vm.was_ended,
             wall_ps: vm.ended_at,
             runs: vm.runs,
             books: vm.vcpus.clone().map(|c| *world.ledgers.vcpus().core(c)).collect(),
@@ -110,6 +118,13 @@ impl VmOutcome {
             turns: world.turns[vm.threads.clone()].to_vec(),
             active_history: vm.active_history.clone(),
         }
+    }
+
+    /// What its program gets done in a second: its ends; where it was ended from outside, turns of its threads' outermost
+    /// loops.
+    pub fn rate(&self) -> f64 {
+        let done = if self.was_ended { self.turns.iter().sum::<u64>() } else { u64::from(self.runs) };
+        done as f64 / (self.wall_ps.max(1) as f64 / 1e12)
     }
 
     /// The time that went to an account, over all vCPUs.
@@ -264,7 +279,8 @@ impl Simulation {
         let sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs)?;
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
         world.working_sets = sets;
-        Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores })
+        let names = workloads.iter().map(|workload| workload.name.clone()).collect();
+        Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores, names })
     }
 
     /// Runs it.
@@ -293,7 +309,7 @@ impl Simulation {
             idles_in_vmm: world.virtualized && world.vms[0].idle_kind != IdleKind::Mwait,
             active_history: world.vms[0].active_history.clone(),
             scheduling: world.scheduling,
-            vms: world.vms.iter().map(|vm| VmOutcome::new(&world, vm)).collect(),
+            vms: world.vms.iter().zip(&self.names).map(|(vm, name)| VmOutcome::new(&world, vm, name)).collect(),
             deadlocked: world.nothing_can_happen(0),
             timeline: world.ledgers.into_timeline(),
         })

@@ -462,6 +462,18 @@ fn series<'a>(
             }
             ("cores", "speedup", points)
         }
+        Curve::Values { y, points: of } => {
+            let run = |run: &str| find(run).map(|summary| summary as &dyn RunFigures);
+            let mut points = Vec::new();
+            for point in of {
+                match measure::evaluate(&point.measure, &run) {
+                    Ok(value) => points.push((f64::from(point.at), value)),
+                    Err(NoValue::GivenUp(_)) => {}
+                    Err(NoValue::Input(error)) => return Err(error),
+                }
+            }
+            (figure.vary.field(), y.as_str(), points)
+        }
     };
     let (x, y) = (x.to_owned(), y.to_owned());
     Ok(Series { figure: figure.figure.clone(), name: spec.name.clone(), x, y, points })

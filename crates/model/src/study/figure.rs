@@ -81,8 +81,7 @@ impl SeriesSpec {
 }
 
 /// What a curve shows.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Curve {
     /// The number of active CPUs over time, in seconds.
     ActiveCpus {
@@ -93,9 +92,46 @@ pub enum Curve {
     Speedup {
         /// What they are compared with.
         baseline: String,
-        /// The runs; `NAME@*` stands for NAME on each of the figure's numbers of cores.
+        /// The runs.
         runs: Vec<String>,
     },
+    /// A measure over what the figure varies.
+    Values {
+        /// What the measure is called on the axis, with its unit.
+        y: String,
+        /// In the order in which they are joined.
+        points: Vec<Point>,
+    },
+}
+
+/// A point of a curve.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Point {
+    /// Where: the number of what the figure varies.
+    pub at: u32,
+    /// How high.
+    pub measure: Measure,
+}
+
+/// What the number in `NAME@NUMBER` says of an experiment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vary {
+    /// Its cores; in a VM, its vCPUs.
+    #[default]
+    Cores,
+    /// Its copies of all VMs.
+    Copies,
+}
+
+impl Vary {
+    /// The field of the experiment.
+    pub fn field(self) -> &'static str {
+        match self {
+            Self::Cores => "cores",
+            Self::Copies => "copies",
+        }
+    }
 }
 
 impl Curve {
@@ -104,6 +140,7 @@ impl Curve {
         match self {
             Self::ActiveCpus { run } => vec![run],
             Self::Speedup { baseline, runs } => std::iter::once(baseline).chain(runs).map(String::as_str).collect(),
+            Self::Values { points, .. } => points.iter().flat_map(|point| point.measure.runs()).collect(),
         }
     }
 }
@@ -115,6 +152,8 @@ pub struct Figure {
     pub figure: String,
     /// What is left open or assumed.
     pub notes: Vec<String>,
+    /// What `NAME@NUMBER` varies.
+    pub vary: Vary,
     /// What all configurations share (fields of [`Experiment`]).
     pub defaults: toml::Table,
     /// By name, what each configuration sets besides.
@@ -167,13 +206,13 @@ impl Figure {
         self.experiment(run, workload).map(|_| ()).map_err(|error| error.within(place))
     }
 
-    /// The experiment that configuration `run` (`NAME`, or `NAME@CORES` with another number of cores) makes of a
-    /// workload.
+    /// The experiment that configuration `run` (`NAME`, or `NAME@NUMBER` with another number of what the figure varies)
+    /// makes of a workload.
     ///
     /// # Errors
     /// When the configuration is unknown or the fields do not make an experiment.
     pub fn experiment(&self, run: &str, workload: &str) -> Result<Experiment, ModelError> {
-        let (name, cores) = run.split_once('@').map_or((run, None), |(name, cores)| (name, Some(cores)));
+        let (name, number) = run.split_once('@').map_or((run, None), |(name, number)| (name, Some(number)));
         let Some(configuration) = self.configurations.get(name) else {
             let names = self.configurations.keys().cloned().collect::<Vec<_>>().join(", ");
             return Err(ModelError::new("run", format!("unknown configuration `{run}`"), names));
@@ -181,11 +220,12 @@ impl Figure {
         let mut table = self.defaults.clone();
         table.extend(configuration.clone());
         table.insert("workload".into(), workload.into());
-        if let Some(cores) = cores {
-            let cores: u32 = cores.parse().map_err(|_| {
-                ModelError::new("run", format!("`{run}`"), "NAME, or NAME@CORES with a number of cores")
+        if let Some(number) = number {
+            let number: u32 = number.parse().map_err(|_| {
+                let allowed = format!("NAME, or NAME@NUMBER with a number of {}", self.vary.field());
+                ModelError::new("run", format!("`{run}`"), allowed)
             })?;
-            table.insert("cores".into(), i64::from(cores).into());
+            table.insert(self.vary.field().into(), i64::from(number).into());
         }
         let place = || format!("configurations.{name}");
         let experiment: Experiment = table.try_into().map_err(|error: toml::de::Error| {
@@ -227,8 +267,10 @@ struct Written {
     /// Where their workloads are: `{program}` stands for the name in small letters with hyphens for spaces.
     #[serde(default)]
     workloads: String,
-    /// What `NAME@*` stands for in a curve.
     #[serde(default)]
+    vary: Vary,
+    /// What `NAME@*` stands for in a curve: the numbers of what is varied.
+    #[serde(default, alias = "copies")]
     cores: Vec<u32>,
     #[serde(default)]
     numbers: Vec<WrittenNumber>,
@@ -270,10 +312,11 @@ struct WrittenTerms {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenColumn {
-    /// `{cores}` stands for the number of cores, here and in `measure`.
+    /// `{cores}` (or `{copies}`) stands for the number of what is varied, here and in `measure`.
     column: String,
     unit: String,
     kind: StudyKind,
+    #[serde(alias = "copies")]
     cores: Option<Vec<u32>>,
     measure: toml::Value,
     /// By program, what the paper says ([`Cell::read`]), or the same for all.
@@ -323,7 +366,16 @@ struct WrittenSeries {
     name: String,
     workload: Option<String>,
     programs: Option<Vec<String>>,
-    curve: Curve,
+    curve: WrittenCurve,
+}
+
+/// A curve as it stands in its file; `NAME@*` is NAME with each of the file's numbers.
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+enum WrittenCurve {
+    ActiveCpus { run: String },
+    Speedup { baseline: String, runs: Vec<String> },
+    Values { y: String, measure: Measure },
 }
 
 impl Written {
@@ -339,8 +391,8 @@ impl Written {
         for written in &self.series {
             self.series(written, &mut series)?;
         }
-        let Self { figure, notes, defaults, configurations, left_out, .. } = self;
-        Ok(Figure { figure, notes, defaults, configurations, numbers, series, left_out })
+        let Self { figure, notes, vary, defaults, configurations, left_out, .. } = self;
+        Ok(Figure { figure, notes, vary, defaults, configurations, numbers, series, left_out })
     }
 
     /// The file of a program's workload.
@@ -434,13 +486,7 @@ impl Written {
 
     fn series(&self, written: &WrittenSeries, series: &mut Vec<SeriesSpec>) -> Result<(), ModelError> {
         let place = format!("series.{}", written.name);
-        let mut curve = written.curve.clone();
-        if let Curve::Speedup { runs, .. } = &mut curve {
-            *runs = runs.iter().flat_map(|run| self.on_all_cores(run)).collect();
-            if runs.is_empty() {
-                return Err(ModelError::new(place, "no run", "runs, or `NAME@*` and `cores` at the top of the file"));
-            }
-        }
+        let curve = self.curve(&written.curve, &place)?;
         if let Some(workload) = &written.workload {
             series.push(SeriesSpec { name: written.name.clone(), workload: workload.clone(), curve });
             return Ok(());
@@ -456,8 +502,27 @@ impl Written {
         Ok(())
     }
 
-    /// `NAME@*` on each number of cores; any other run as it is.
-    fn on_all_cores(&self, run: &str) -> Vec<String> {
+    fn curve(&self, written: &WrittenCurve, place: &str) -> Result<Curve, ModelError> {
+        let some = |is_empty: bool, curve: Curve| {
+            let allowed = || format!("runs, or `NAME@*` and `{}` at the top of the file", self.vary.field());
+            if is_empty { Err(ModelError::new(place, "no run", allowed())) } else { Ok(curve) }
+        };
+        match written {
+            WrittenCurve::ActiveCpus { run } => Ok(Curve::ActiveCpus { run: run.clone() }),
+            WrittenCurve::Speedup { baseline, runs } => {
+                let runs: Vec<String> = runs.iter().flat_map(|run| self.on_all_numbers(run)).collect();
+                some(runs.is_empty(), Curve::Speedup { baseline: baseline.clone(), runs })
+            }
+            WrittenCurve::Values { y, measure } => {
+                let point = |&at: &u32| Point { at, measure: measure.at(at) };
+                let points: Vec<Point> = self.cores.iter().map(point).collect();
+                some(points.is_empty(), Curve::Values { y: y.clone(), points })
+            }
+        }
+    }
+
+    /// `NAME@*` with each number; any other run as it is.
+    fn on_all_numbers(&self, run: &str) -> Vec<String> {
         match run.strip_suffix("@*") {
             Some(name) => self.cores.iter().map(|cores| format!("{name}@{cores}")).collect(),
             None => vec![run.to_owned()],
@@ -465,11 +530,12 @@ impl Written {
     }
 }
 
-fn named(text: &str, cores: Option<u32>) -> String {
-    cores.map_or_else(|| text.to_owned(), |cores| text.replace("{cores}", &cores.to_string()))
+fn named(text: &str, number: Option<u32>) -> String {
+    let Some(number) = number.map(|number| number.to_string()) else { return text.to_owned() };
+    text.replace("{cores}", &number).replace("{copies}", &number)
 }
 
-/// A value with `{cores}` replaced in all its texts.
+/// A value with `{cores}` (or `{copies}`) replaced in all its texts.
 fn with_cores(value: &toml::Value, cores: Option<u32>) -> toml::Value {
     match value {
         toml::Value::String(text) => toml::Value::String(named(text, cores)),

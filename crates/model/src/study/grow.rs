@@ -48,6 +48,7 @@ impl Figure {
             match &mut series.curve {
                 Curve::ActiveCpus { run } => *run = on(run, from, to),
                 Curve::Speedup { runs, .. } => *runs = runs.iter().flat_map(|run| doubling(run, from, to)).collect(),
+                Curve::Values { .. } => {}
             }
         }
         grown

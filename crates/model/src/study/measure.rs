@@ -46,6 +46,19 @@ pub enum IdleIn {
     Daemon,
 }
 
+/// Whose CPU time it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BusyIn {
+    /// Everybody's.
+    #[default]
+    Machine,
+    /// That of the VM which has the devices (Xen's domain 0).
+    Service,
+    /// That of all other VMs.
+    Guests,
+}
+
 /// What a number of a study is computed from. Names are those of the study's configurations, `NAME@CORES` with another
 /// number of cores.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -161,6 +174,94 @@ pub enum Measure {
         #[serde(default)]
         of: Option<MissPart>,
     },
+    /// How much more a run gets done in the same time than the baseline, in per cent: (score - score of the baseline) / score
+    /// of `over`. A score is the sum over the experiment's copies of the geometric mean of what the VMs of each copy get done
+    /// in a second: programs that end, or turns of outermost loops.
+    Gain {
+        /// The run.
+        run: String,
+        /// What it is compared with.
+        baseline: String,
+        /// What the difference is divided by; the baseline when absent.
+        #[serde(default)]
+        over: Option<String>,
+        /// Names of the workloads whose VMs count.
+        of: Vec<String>,
+    },
+    /// How many times as much as the baseline a run gets done in the same time: quotient of the scores.
+    Throughput {
+        /// The run.
+        run: String,
+        /// What it is compared with.
+        baseline: String,
+        /// Names of the workloads whose VMs count.
+        of: Vec<String>,
+    },
+    /// How many of the VM exits have a reason, in per cent.
+    ExitShare {
+        /// The run.
+        run: String,
+        /// The reason.
+        reason: String,
+    },
+    /// How much of the time of pCPUs that are not idle goes into exits with a reason, in per cent.
+    ExitTime {
+        /// The run.
+        run: String,
+        /// The reason.
+        reason: String,
+    },
+    /// Exits with a reason beside those of the baseline, the same work done.
+    ExitRatio {
+        /// The run.
+        run: String,
+        /// What it is compared with.
+        baseline: String,
+        /// The reason.
+        reason: String,
+    },
+    /// What comes and goes over the machine's NICs, in Gb/s of payload.
+    Bandwidth {
+        /// The run.
+        run: String,
+    },
+    /// CPU time, in per cent of one hardware thread.
+    CpuUse {
+        /// The run.
+        run: String,
+        /// Whose.
+        #[serde(default)]
+        of: BusyIn,
+    },
+    /// CPU time that a run takes more than the baseline, in hardware threads.
+    CpuAdded {
+        /// The run.
+        run: String,
+        /// What it is compared with.
+        baseline: String,
+    },
+    /// Share of the machine's CPU time that is used, in per cent.
+    Utilization {
+        /// The run.
+        run: String,
+    },
+    /// How many of the waits for spin locks of guests' kernels are longer than `cycles`, in per cent.
+    WaitsAbove {
+        /// The run.
+        run: String,
+        /// Cycles.
+        cycles: u64,
+    },
+    /// The PLE window that `policy::ple` picks after the run, in cycles.
+    PleWindow {
+        /// The run.
+        run: String,
+    },
+    /// The PLE gap that it picks, in cycles.
+    PleGap {
+        /// The run.
+        run: String,
+    },
 }
 
 /// How a value is judged: what the logarithm is taken of.
@@ -196,70 +297,92 @@ impl Scale {
     }
 }
 
-impl Measure {
-    /// The configurations it names.
-    pub fn runs(&self) -> Vec<&str> {
-        match self {
+/// The names of configurations in a measure, of which we have a reference, exclusive or not.
+macro_rules! names_of {
+    ($measure:expr) => {
+        match $measure {
             Self::WakeLatency { run }
             | Self::IdleTransitions { run }
             | Self::ActiveShare { run, .. }
             | Self::FunctionShare { run, .. }
             | Self::KernelShare { run }
             | Self::IdleShare { run, .. }
-            | Self::MissShare { run, .. } => vec![run],
+            | Self::MissShare { run, .. }
+            | Self::ExitShare { run, .. }
+            | Self::ExitTime { run, .. }
+            | Self::Bandwidth { run }
+            | Self::CpuUse { run, .. }
+            | Self::Utilization { run }
+            | Self::WaitsAbove { run, .. }
+            | Self::PleWindow { run }
+            | Self::PleGap { run } => vec![run],
             Self::Slowdown { run, baseline }
             | Self::Speedup { run, baseline }
-            | Self::MissRatio { run, baseline, .. } => vec![run, baseline],
-            Self::BestSpeedup { runs, baseline } => list(baseline, runs),
-            Self::Advantage { run, rivals } => list(run, rivals),
-            Self::Reduction { from, to, baseline, .. } => vec![from, to, baseline],
-            Self::MissReduction { from, to, .. } => vec![from, to],
-        }
-    }
-
-    /// The same, to be renamed.
-    pub(super) fn runs_mut(&mut self) -> Vec<&mut String> {
-        match self {
-            Self::WakeLatency { run }
-            | Self::IdleTransitions { run }
-            | Self::ActiveShare { run, .. }
-            | Self::FunctionShare { run, .. }
-            | Self::KernelShare { run }
-            | Self::IdleShare { run, .. }
-            | Self::MissShare { run, .. } => vec![run],
-            Self::Slowdown { run, baseline }
-            | Self::Speedup { run, baseline }
-            | Self::MissRatio { run, baseline, .. } => vec![run, baseline],
+            | Self::MissRatio { run, baseline, .. }
+            | Self::Throughput { run, baseline, .. }
+            | Self::ExitRatio { run, baseline, .. }
+            | Self::CpuAdded { run, baseline } => vec![run, baseline],
+            Self::Gain { run, baseline, over, .. } => [run, baseline].into_iter().chain(over).collect(),
             Self::BestSpeedup { runs, baseline } => std::iter::once(baseline).chain(runs).collect(),
             Self::Advantage { run, rivals } => std::iter::once(run).chain(rivals).collect(),
             Self::Reduction { from, to, baseline, .. } => vec![from, to, baseline],
             Self::MissReduction { from, to, .. } => vec![from, to],
         }
+    };
+}
+
+impl Measure {
+    /// The configurations it names.
+    pub fn runs(&self) -> Vec<&str> {
+        names_of!(self).into_iter().map(String::as_str).collect()
+    }
+
+    /// The same, to be renamed.
+    pub(super) fn runs_mut(&mut self) -> Vec<&mut String> {
+        names_of!(self)
+    }
+
+    /// The same measure where `NAME@*` is NAME with a number.
+    pub(super) fn at(&self, number: u32) -> Self {
+        let mut measure = self.clone();
+        for run in measure.runs_mut() {
+            if let Some(name) = run.strip_suffix("@*") {
+                *run = format!("{name}@{number}");
+            }
+        }
+        measure
     }
 
     /// How its values are judged.
     pub fn scale(&self) -> Scale {
         match self {
-            Self::Slowdown { .. } => Scale::Degradation,
+            Self::Slowdown { .. } | Self::Gain { .. } => Scale::Degradation,
             Self::MissReduction { .. } => Scale::Removal,
             Self::ActiveShare { .. }
             | Self::FunctionShare { .. }
             | Self::KernelShare { .. }
             | Self::IdleShare { .. }
-            | Self::MissShare { .. } => Scale::Share,
+            | Self::MissShare { .. }
+            | Self::ExitShare { .. }
+            | Self::ExitTime { .. }
+            | Self::Utilization { .. }
+            | Self::WaitsAbove { .. } => Scale::Share,
             Self::WakeLatency { .. }
             | Self::IdleTransitions { .. }
             | Self::Speedup { .. }
             | Self::BestSpeedup { .. }
             | Self::Advantage { .. }
             | Self::Reduction { .. }
-            | Self::MissRatio { .. } => Scale::Value,
+            | Self::MissRatio { .. }
+            | Self::Throughput { .. }
+            | Self::ExitRatio { .. }
+            | Self::Bandwidth { .. }
+            | Self::CpuUse { .. }
+            | Self::CpuAdded { .. }
+            | Self::PleWindow { .. }
+            | Self::PleGap { .. } => Scale::Value,
         }
     }
-}
-
-fn list<'a>(first: &'a str, others: &'a [String]) -> Vec<&'a str> {
-    std::iter::once(first).chain(others.iter().map(String::as_str)).collect()
 }
 
 /// How the values of several programs become one.

@@ -2,7 +2,8 @@
 
 use crate::Outcome;
 use crate::machine::tlb::Space;
-use muster_model::study::{IdleIn, Measure, MissKind, MissPart};
+use crate::run::VmOutcome;
+use muster_model::study::{BusyIn, IdleIn, Measure, MissKind, MissPart};
 use muster_model::{Account, ModelError};
 
 /// What a study needs to know of a run. A figure that a run does not have is `None`: it is not simulated yet.
@@ -32,6 +33,35 @@ pub trait RunFigures {
     }
     /// Misses of the run.
     fn misses(&self, _what: MissKind, _of: MissPart) -> Option<f64> {
+        None
+    }
+    /// By VM that runs this workload, in the order of the VMs, what its program gets done in a second: ends of the program, or
+    /// turns of its outermost loops where it does not end by itself.
+    fn rates(&self, _workload: &str) -> Vec<f64> {
+        Vec::new()
+    }
+    /// CPU time over the length of the run, in hardware threads.
+    fn busy_threads(&self, _of: BusyIn) -> Option<f64> {
+        None
+    }
+    /// Hardware threads of the machine.
+    fn hardware_threads(&self) -> f64 {
+        1.0
+    }
+    /// VM exits with a reason, and the CPU time that they took in seconds; `None` stands for all reasons.
+    fn exits(&self, _reason: Option<&str>) -> Option<(f64, f64)> {
+        None
+    }
+    /// Payload that came and went over the machine's NICs, in Gb/s.
+    fn gigabits_per_second(&self) -> Option<f64> {
+        None
+    }
+    /// Share of the waits for spin locks of guests' kernels that are longer than so many cycles, 0 to 1.
+    fn waits_above(&self, _cycles: u64) -> Option<f64> {
+        None
+    }
+    /// The PLE window and gap that `policy::ple` picks after the run, in cycles.
+    fn ple(&self) -> Option<(f64, f64)> {
         None
     }
 }
@@ -88,6 +118,15 @@ impl RunFigures for Outcome {
             (MissKind::Itlb, MissPart::VmmScheduler) => Some(0.0),
         }
     }
+    fn rates(&self, workload: &str) -> Vec<f64> {
+        self.vms.iter().filter(|vm| vm.workload == workload).map(VmOutcome::rate).collect()
+    }
+    fn busy_threads(&self, of: BusyIn) -> Option<f64> {
+        (of == BusyIn::Machine).then(|| self.busy_ps() as f64 / self.wall_ps.max(1) as f64)
+    }
+    fn hardware_threads(&self) -> f64 {
+        f64::from(self.cores)
+    }
 }
 
 /// Accounts of time in the kernel. A VM's exits are in some of them as well; natively there are none.
@@ -138,6 +177,17 @@ pub fn evaluate<'a>(
         let count = parts.iter().try_fold(0.0, |sum, &part| run.misses(what, part).map(|count| sum + count));
         count.ok_or_else(|| not_simulated(&format!("misses of {what:?}")).into())
     };
+    let score_of = |run: &str, of: &[String]| -> Result<f64, NoValue> { Ok(score(find(run)?, of)?) };
+    let exits = |run: &str, reason: Option<&str>| -> Result<(f64, f64), NoValue> {
+        let name = || reason.map_or("VM exits".to_owned(), |reason| format!("VM exits by {reason}"));
+        Ok(find(run)?.exits(reason).ok_or_else(|| not_simulated(&name()))?)
+    };
+    let busy = |run: &str, of: BusyIn| -> Result<f64, NoValue> {
+        Ok(find(run)?.busy_threads(of).ok_or_else(|| not_simulated(&format!("CPU time of {of:?}")))?)
+    };
+    let ple = |run: &str| -> Result<(f64, f64), NoValue> {
+        Ok(find(run)?.ple().ok_or_else(|| not_simulated("waits for spin locks"))?)
+    };
     Ok(match measure {
         Measure::WakeLatency { run } => find(run)?.lock_wake_us(),
         Measure::IdleTransitions { run } => find(run)?.idle_transitions_per_second(),
@@ -157,7 +207,37 @@ pub fn evaluate<'a>(
         Measure::MissReduction { from, to, what, of } => {
             (1.0 - misses(to, *what, *of)? / misses(from, *what, *of)?) * 100.0
         }
+        Measure::Gain { run, baseline, over, of } => {
+            let more = score_of(run, of)? - score_of(baseline, of)?;
+            more / score_of(over.as_ref().unwrap_or(baseline), of)? * 100.0
+        }
+        Measure::Throughput { run, baseline, of } => score_of(run, of)? / score_of(baseline, of)?,
+        Measure::ExitShare { run, reason } => exits(run, Some(reason))?.0 / exits(run, None)?.0 * 100.0,
+        Measure::ExitTime { run, reason } => {
+            let busy = busy(run, BusyIn::Machine)? * find(run)?.seconds();
+            exits(run, Some(reason))?.1 / busy * 100.0
+        }
+        Measure::ExitRatio { run, baseline, reason } => exits(run, Some(reason))?.0 / exits(baseline, Some(reason))?.0,
+        Measure::Bandwidth { run } => find(run)?.gigabits_per_second().ok_or_else(|| not_simulated("NICs"))?,
+        Measure::CpuUse { run, of } => busy(run, *of)? * 100.0,
+        Measure::CpuAdded { run, baseline } => busy(run, BusyIn::Machine)? - busy(baseline, BusyIn::Machine)?,
+        Measure::Utilization { run } => busy(run, BusyIn::Machine)? / find(run)?.hardware_threads() * 100.0,
+        Measure::WaitsAbove { run, cycles } => percent(find(run)?.waits_above(*cycles), "waits for spin locks")?,
+        Measure::PleWindow { run } => ple(run)?.0,
+        Measure::PleGap { run } => ple(run)?.1,
     })
+}
+
+/// The sum over the copies of the geometric mean of what the VMs of each copy get done that run one of these workloads.
+fn score(run: &dyn RunFigures, of: &[String]) -> Result<f64, ModelError> {
+    let rates: Vec<Vec<f64>> = of.iter().map(|workload| run.rates(workload)).collect();
+    let copies = rates.first().map_or(0, Vec::len);
+    if let Some(missing) = of.iter().zip(&rates).find(|(_, rates)| rates.len() != copies || rates.is_empty()) {
+        let found = format!("{} VMs with workload `{}`", missing.1.len(), missing.0);
+        return Err(ModelError::new("of", found, "the same number of VMs, not 0, for each workload"));
+    }
+    let mean = |copy: usize| (rates.iter().map(|rates| rates[copy].ln()).sum::<f64>() / of.len().max(1) as f64).exp();
+    Ok((0..copies).map(mean).sum())
 }
 
 fn percent(share: Option<f64>, name: &str) -> Result<f64, ModelError> {
@@ -179,6 +259,7 @@ mod tests {
         seconds: f64,
         shares: BTreeMap<String, f64>,
         misses: Option<[f64; 4]>,
+        rates: BTreeMap<&'static str, Vec<f64>>,
     }
 
     impl RunFigures for Made {
@@ -206,6 +287,31 @@ mod tests {
         fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
             (what == MissKind::L2).then_some(self.misses?[of as usize])
         }
+        fn rates(&self, workload: &str) -> Vec<f64> {
+            self.rates.get(workload).cloned().unwrap_or_default()
+        }
+        fn busy_threads(&self, of: BusyIn) -> Option<f64> {
+            self.shares.get(&format!("busy {of:?}")).copied()
+        }
+        fn hardware_threads(&self) -> f64 {
+            8.0
+        }
+        fn exits(&self, reason: Option<&str>) -> Option<(f64, f64)> {
+            let count = *self.shares.get(reason.unwrap_or("all"))?;
+            Some((count, count / 10.0))
+        }
+    }
+
+    /// A run of two copies of two VMs; so many exits are by a reason of four times as many, and five of eight hardware threads
+    /// were busy.
+    fn units(web: [f64; 2], mail: [f64; 2], exits: f64) -> Made {
+        let shares = [("cr3", exits), ("all", 4.0 * exits), ("busy Machine", 5.0), ("busy Service", exits)];
+        Made {
+            seconds: 2.0,
+            rates: [("web", web.to_vec()), ("mail", mail.to_vec()), ("idle", vec![])].into(),
+            shares: shares.map(|(name, value)| (name.to_owned(), value)).into(),
+            misses: None,
+        }
     }
 
     /// The value of a measure over runs that took 1, 2 and 4 seconds, `slow` with all figures.
@@ -214,7 +320,9 @@ mod tests {
         let runs: BTreeMap<&str, Made> = [
             ("fast", Made { seconds: 1.0, misses: Some([1.0, 2.0, 0.0, 0.0]), ..Made::default() }),
             ("half", Made { seconds: 2.0, ..Made::default() }),
-            ("slow", Made { seconds: 4.0, shares, misses: Some([1.0, 2.0, 4.0, 5.0]) }),
+            ("slow", Made { seconds: 4.0, shares, misses: Some([1.0, 2.0, 4.0, 5.0]), ..Made::default() }),
+            ("twice", units([2.0, 8.0], [8.0, 2.0], 3.0)),
+            ("once", units([1.0, 4.0], [1.0, 4.0], 1.0)),
         ]
         .into();
         let measure: Measure = serde_json::from_str(text).unwrap();
@@ -244,6 +352,17 @@ mod tests {
             (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"l2","of":"guest-kernel"}}"#, 2.0 / 3.0),
             (r#"{"miss-share":{"run":"slow","what":"l2","of":"vmm-scheduler"}}"#, 500.0 / 12.0),
             (r#"{"miss-reduction":{"from":"slow","to":"fast","what":"l2"}}"#, 75.0),
+            (r#"{"throughput":{"run":"twice","baseline":"once","of":["web","mail"]}}"#, 8.0 / 5.0),
+            (r#"{"gain":{"run":"twice","baseline":"once","of":["web","mail"]}}"#, 60.0),
+            (r#"{"gain":{"run":"twice","baseline":"once","of":["web"]}}"#, 100.0),
+            (r#"{"gain":{"run":"twice","baseline":"once","over":"twice","of":["web"]}}"#, 50.0),
+            (r#"{"exit-share":{"run":"twice","reason":"cr3"}}"#, 25.0),
+            (r#"{"exit-time":{"run":"twice","reason":"cr3"}}"#, 3.0),
+            (r#"{"exit-ratio":{"run":"twice","baseline":"once","reason":"cr3"}}"#, 3.0),
+            (r#"{"utilization":{"run":"twice"}}"#, 62.5),
+            (r#"{"cpu-use":{"run":"twice"}}"#, 500.0),
+            (r#"{"cpu-use":{"run":"twice","of":"service"}}"#, 300.0),
+            (r#"{"cpu-added":{"run":"twice","baseline":"once"}}"#, 0.0),
         ] {
             let found = value(text).unwrap();
             assert!((found - wanted).abs() < 1e-9, "{text}: {found}");
@@ -272,10 +391,20 @@ mod tests {
             (r#"{"kernel-share":{"run":"fast"}}"#, "time in the kernel"),
             (r#"{"idle-share":{"run":"slow","of":"daemon"}}"#, "idle time in Daemon"),
             (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"itlb"}}"#, "misses of Itlb"),
+            (r#"{"exit-share":{"run":"twice","reason":"nap"}}"#, "VM exits by nap"),
+            (r#"{"bandwidth":{"run":"twice"}}"#, "NICs"),
+            (r#"{"ple-window":{"run":"twice"}}"#, "waits for spin locks"),
         ] {
             let NoValue::Input(error) = value(text).unwrap_err() else { panic!("{text}") };
             let error = error.to_string();
             assert!(error.starts_with("not simulated yet: found ") && error.contains(wanted), "{error}");
         }
+    }
+
+    #[test]
+    fn a_score_needs_each_workload_as_often() {
+        let text = r#"{"throughput":{"run":"twice","baseline":"once","of":["web","idle"]}}"#;
+        let NoValue::Input(error) = value(text).unwrap_err() else { panic!("{text}") };
+        assert!(error.to_string().starts_with("of: found 0 VMs with workload `idle`"), "{error}");
     }
 }

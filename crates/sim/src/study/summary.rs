@@ -4,7 +4,7 @@
 use super::measure::RunFigures;
 use crate::engine::Ps;
 use crate::run::{Outcome, active_share};
-use muster_model::study::{Experiment, IdleIn, MissKind, MissPart, VMM_FUNCTIONS};
+use muster_model::study::{BusyIn, Experiment, IdleIn, MissKind, MissPart, VMM_FUNCTIONS};
 use serde::{Deserialize, Serialize};
 
 /// How a run ended.
@@ -56,9 +56,14 @@ pub struct RunSummary {
     idle: [Option<f64>; IDLE.len()],
     /// By [`MISSES`] and [`MissPart::ALL`].
     misses: [[Option<f64>; MissPart::ALL.len()]; MISSES.len()],
+    /// By VM, its workload and what its program got done in a second.
+    rates: Vec<(String, f64)>,
+    /// In the order of [`BUSY`].
+    busy_threads: [Option<f64>; BUSY.len()],
 }
 
 const IDLE: [IdleIn; 3] = [IdleIn::Guest, IdleIn::Vmm, IdleIn::Daemon];
+const BUSY: [BusyIn; 3] = [BusyIn::Machine, BusyIn::Service, BusyIn::Guests];
 const MISSES: [MissKind; 2] = [MissKind::L2, MissKind::Itlb];
 
 impl RunSummary {
@@ -75,6 +80,8 @@ impl RunSummary {
             kernel: outcome.kernel_share(),
             idle: IDLE.map(|of| outcome.idle_share(of)),
             misses: MISSES.map(|what| MissPart::ALL.map(|of| RunFigures::misses(outcome, what, of))),
+            rates: outcome.vms.iter().map(|vm| (vm.workload.clone(), vm.rate())).collect(),
+            busy_threads: BUSY.map(|of| outcome.busy_threads(of)),
         }
     }
 }
@@ -105,5 +112,14 @@ impl RunFigures for RunSummary {
     fn misses(&self, what: MissKind, of: MissPart) -> Option<f64> {
         let (what, of) = (MISSES.iter().position(|&it| it == what)?, MissPart::ALL.iter().position(|&it| it == of)?);
         self.misses[what][of]
+    }
+    fn rates(&self, workload: &str) -> Vec<f64> {
+        self.rates.iter().filter(|(name, _)| name == workload).map(|&(_, rate)| rate).collect()
+    }
+    fn busy_threads(&self, of: BusyIn) -> Option<f64> {
+        self.busy_threads[BUSY.iter().position(|&known| known == of)?]
+    }
+    fn hardware_threads(&self) -> f64 {
+        f64::from(self.cores)
     }
 }
