@@ -9,6 +9,7 @@ use crate::guest::vm::{Counters, Vm};
 use crate::machine::derive::simulatable;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
+use crate::machine::smt::Smt;
 use crate::vmm::pcpu::Scheduling;
 use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::compile;
@@ -279,6 +280,7 @@ impl Simulation {
         let sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs)?;
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
         world.working_sets = sets;
+        world.smt = Smt::new(profile, &topology, pcpus)?;
         let names = workloads.iter().map(|workload| workload.name.clone()).collect();
         Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores, names })
     }

@@ -22,6 +22,7 @@ use crate::guest::vm::{Counters, Vm, of_vm};
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
+use crate::machine::smt::Smt;
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
 use crate::progress::{self, Mark};
@@ -93,6 +94,8 @@ pub struct World {
     pub(crate) walks: Option<Walks>,
     /// What caches hold, where a workload states what it goes through.
     pub(crate) working_sets: Option<Box<WorkingSets>>,
+    /// Cores of several hardware threads, where their siblings' work is followed.
+    pub(crate) smt: Option<Box<Smt>>,
     pub(crate) virtualized: bool,
     pub(crate) pcpus: Vec<Pcpu>,
     pub(crate) scheduler: VmmScheduler,
@@ -181,6 +184,7 @@ impl World {
             prices,
             walks,
             working_sets: None,
+            smt: None,
             virtualized: experiment.environment != Environment::Native,
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
             scheduler,
@@ -415,7 +419,14 @@ impl World {
     /// The vCPU does something that ends after `duration`.
     #[inline]
     pub(crate) fn busy(&mut self, c: usize, state: VcpuState, account: Account, duration: Ps) {
-        let until = self.now + duration;
+        self.work(c, state, account, duration, 0);
+    }
+
+    /// The same; what it takes besides the work are waits, which no sibling makes longer.
+    #[inline]
+    pub(crate) fn work(&mut self, c: usize, state: VcpuState, account: Account, work: Ps, waits: Ps) {
+        self.note_awake(self.vcpus[c].pcpu as usize, true);
+        let until = self.now + self.lasts(c, state, work) + waits;
         let vcpu = &mut self.vcpus[c];
         vcpu.state = state;
         vcpu.until = until;
@@ -426,6 +437,8 @@ impl World {
     /// The vCPU does something until somebody else ends it.
     #[inline]
     pub(crate) fn rest(&mut self, c: usize, state: VcpuState, account: Account) {
+        let is_awake = !matches!(state, VcpuState::Halted | VcpuState::Mwait);
+        self.note_awake(self.vcpus[c].pcpu as usize, is_awake);
         let vcpu = &mut self.vcpus[c];
         vcpu.state = state;
         vcpu.rest_since = self.now;

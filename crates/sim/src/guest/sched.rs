@@ -211,7 +211,7 @@ impl World {
         let slot = slot_of(c, kind::VCPU);
         let timed = self.queue.is_pending(slot);
         self.queue.cancel(slot);
-        let left = self.vcpus[c].until.saturating_sub(self.now);
+        let left = self.work_left(c, self.vcpus[c].until.saturating_sub(self.now));
         let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.remaining = match thread.mode {
             Mode::Stretch => left,

@@ -296,6 +296,12 @@ impl World {
     /// The vCPU's thread runs a stretch, after which `step` follows.
     #[inline]
     pub(crate) fn stretch(&mut self, c: usize, duration: Ps, account: Account, in_kernel: bool, step: Step) {
+        self.stretch_with_waits(c, duration, 0, account, in_kernel, step);
+    }
+
+    /// The same; `waits` of `duration` are waits for others.
+    #[inline]
+    fn stretch_with_waits(&mut self, c: usize, duration: Ps, waits: Ps, account: Account, in_kernel: bool, step: Step) {
         let fetching = self.fetch_in_stretch(c, in_kernel, duration);
         let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.step = step;
@@ -304,7 +310,7 @@ impl World {
         thread.in_kernel = in_kernel;
         thread.remaining = 0;
         self.vcpus[c].run_since = self.now;
-        self.busy(c, VcpuState::Thread, account, duration + fetching.total());
+        self.work(c, VcpuState::Thread, account, duration - waits, waits + fetching.total());
         self.kernel_walks += fetching.walking * Ps::from(in_kernel);
         self.book_fetching(c, fetching);
     }
@@ -325,7 +331,8 @@ impl World {
     #[inline]
     pub(crate) fn walk_in_kernel(&mut self, c: usize, walk: &Walk, step: Step) {
         self.kernel_spin += walk.waited;
-        self.in_kernel(c, walk.at - self.now, step);
+        let waits = walk.parts.total();
+        self.stretch_with_waits(c, walk.at - self.now, waits, Account::Kernel, true, step);
         self.ledgers.divide(c, walk.pcpu, &walk.parts);
     }
 

@@ -7,6 +7,7 @@ pub mod file_prices;
 pub mod interrupt;
 pub mod lines;
 pub mod prices;
+pub mod smt;
 pub mod spinlock;
 pub mod tlb;
 pub mod walk;

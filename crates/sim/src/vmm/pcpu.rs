@@ -224,13 +224,16 @@ impl World {
         if state != PcpuState::Refilling {
             self.vmm_fetches(p, Cause::Vmm, cost.time).add_to(&mut cost);
         }
+        self.note_awake(p, true);
+        let waits = cost.parts.total();
+        let lasts = self.vmm_lasts(p, cost.time - waits) + waits;
         let pcpu = &mut self.pcpus[p];
         pcpu.state = state;
         self.ledgers.enter_pcpu(p, self.now, account);
         if pcpu.current != NONE {
             self.ledgers.enter_vcpu(pcpu.current as usize, self.now, account);
         }
-        self.queue.schedule(slot_of(p, kind::PCPU), self.now + cost.time);
+        self.queue.schedule(slot_of(p, kind::PCPU), self.now + lasts);
         self.divide_pcpu(p, &cost.parts);
     }
 
@@ -248,6 +251,7 @@ impl World {
         }
         if pcpu.current == NONE {
             pcpu.state = PcpuState::Idle;
+            self.note_awake(p, false);
             return self.ledgers.enter_pcpu(p, self.now, Account::Idle);
         }
         let refill = std::mem::take(&mut pcpu.refill);

@@ -15,7 +15,7 @@ impl World {
     pub(crate) fn stop_vcpu(&mut self, c: usize) {
         let account = self.ledgers.account(c);
         let slot = slot_of(c, kind::VCPU);
-        let left = self.queue.is_pending(slot).then(|| self.vcpus[c].until.saturating_sub(self.now));
+        let left = self.queue.is_pending(slot).then(|| self.work_left(c, self.vcpus[c].until.saturating_sub(self.now)));
         if self.vcpus[c].runs_a_thread() {
             self.pause_thread(c);
         } else {

@@ -90,7 +90,19 @@ pub fn case(seed: u64) -> Case {
     if sizes.below(2) == 0 {
         with_working_sets(&mut case, &mut sizes);
     }
+    if smt > 1 && sizes.below(2) == 0 {
+        with_siblings(&mut case.profile, &mut sizes);
+    }
     case
+}
+
+/// Hardware threads of a core slow each other down.
+fn with_siblings(profile: &mut Profile, draw: &mut Draw) {
+    let mut price = opteron().prices["memory.latency"].clone();
+    for (name, ns) in [("alone-on-core", 1_000.0), ("beside-sibling", [1_000.0, 1_300.0, 2_500.0][draw.below(3)])] {
+        price.ns = ns;
+        profile.prices.insert(format!("sim.cpu.{name}"), price.clone());
+    }
 }
 
 /// Gives the machine caches, and some groups of threads working sets that fit them or do not.
