@@ -203,13 +203,19 @@ pub enum Measure {
         run: String,
         /// The reason.
         reason: String,
+        /// Name of the workload in whose VMs; all VMs when absent.
+        #[serde(default)]
+        of: Option<String>,
     },
-    /// How much of the time of pCPUs that are not idle goes into exits with a reason, in per cent.
+    /// How much of the CPU time goes into exits with a reason, in per cent.
     ExitTime {
         /// The run.
         run: String,
         /// The reason.
         reason: String,
+        /// Name of the workload in whose VMs; all VMs when absent.
+        #[serde(default)]
+        of: Option<String>,
     },
     /// Exits with a reason beside those of the baseline, the same work done.
     ExitRatio {

@@ -1,6 +1,7 @@
 //! What measures are computed from: the figures of runs.
 
 use crate::Outcome;
+use crate::engine::Ps;
 use crate::machine::tlb::Space;
 use crate::run::VmOutcome;
 use muster_model::study::{BusyIn, IdleIn, Measure, MissKind, MissPart};
@@ -44,12 +45,16 @@ pub trait RunFigures {
     fn busy_threads(&self, _of: BusyIn) -> Option<f64> {
         None
     }
+    /// The same of the VMs with a workload.
+    fn busy_threads_of(&self, _workload: &str) -> Option<f64> {
+        None
+    }
     /// Hardware threads of the machine.
     fn hardware_threads(&self) -> f64 {
         1.0
     }
-    /// VM exits with a reason, and the CPU time that they took in seconds; `None` stands for all reasons.
-    fn exits(&self, _reason: Option<&str>) -> Option<(f64, f64)> {
+    /// VM exits with a reason, and how many hardware threads' time they took; `None` stands for all reasons, and for all VMs.
+    fn exits(&self, _reason: Option<&str>, _workload: Option<&str>) -> Option<(f64, f64)> {
         None
     }
     /// Payload that came and went over the machine's NICs, in Gb/s.
@@ -121,6 +126,10 @@ impl RunFigures for Outcome {
     fn rates(&self, workload: &str) -> Vec<f64> {
         self.vms.iter().filter(|vm| vm.workload == workload).map(VmOutcome::rate).collect()
     }
+    fn busy_threads_of(&self, workload: &str) -> Option<f64> {
+        let vms = self.vms.iter().filter(|vm| vm.workload == workload);
+        Some(vms.map(VmOutcome::cpu_ps).sum::<Ps>() as f64 / self.wall_ps.max(1) as f64)
+    }
     fn busy_threads(&self, of: BusyIn) -> Option<f64> {
         (of == BusyIn::Machine).then(|| self.busy_ps() as f64 / self.wall_ps.max(1) as f64)
     }
@@ -178,9 +187,9 @@ pub fn evaluate<'a>(
         count.ok_or_else(|| not_simulated(&format!("misses of {what:?}")).into())
     };
     let score_of = |run: &str, of: &[String]| -> Result<f64, NoValue> { Ok(score(find(run)?, of)?) };
-    let exits = |run: &str, reason: Option<&str>| -> Result<(f64, f64), NoValue> {
+    let exits = |run: &str, reason: Option<&str>, of: Option<&str>| -> Result<(f64, f64), NoValue> {
         let name = || reason.map_or("VM exits".to_owned(), |reason| format!("VM exits by {reason}"));
-        Ok(find(run)?.exits(reason).ok_or_else(|| not_simulated(&name()))?)
+        Ok(find(run)?.exits(reason, of).ok_or_else(|| not_simulated(&name()))?)
     };
     let busy = |run: &str, of: BusyIn| -> Result<f64, NoValue> {
         Ok(find(run)?.busy_threads(of).ok_or_else(|| not_simulated(&format!("CPU time of {of:?}")))?)
@@ -212,12 +221,21 @@ pub fn evaluate<'a>(
             more / score_of(over.as_ref().unwrap_or(baseline), of)? * 100.0
         }
         Measure::Throughput { run, baseline, of } => score_of(run, of)? / score_of(baseline, of)?,
-        Measure::ExitShare { run, reason } => exits(run, Some(reason))?.0 / exits(run, None)?.0 * 100.0,
-        Measure::ExitTime { run, reason } => {
-            let busy = busy(run, BusyIn::Machine)? * find(run)?.seconds();
-            exits(run, Some(reason))?.1 / busy * 100.0
+        Measure::ExitShare { run, reason, of } => {
+            exits(run, Some(reason), of.as_deref())?.0 / exits(run, None, of.as_deref())?.0 * 100.0
         }
-        Measure::ExitRatio { run, baseline, reason } => exits(run, Some(reason))?.0 / exits(baseline, Some(reason))?.0,
+        Measure::ExitTime { run, reason, of } => {
+            let busy = match of {
+                Some(of) => {
+                    find(run)?.busy_threads_of(of).ok_or_else(|| not_simulated(&format!("CPU time of {of}")))?
+                }
+                None => busy(run, BusyIn::Machine)?,
+            };
+            exits(run, Some(reason), of.as_deref())?.1 / busy * 100.0
+        }
+        Measure::ExitRatio { run, baseline, reason } => {
+            exits(run, Some(reason), None)?.0 / exits(baseline, Some(reason), None)?.0
+        }
         Measure::Bandwidth { run } => find(run)?.gigabits_per_second().ok_or_else(|| not_simulated("NICs"))?,
         Measure::CpuUse { run, of } => busy(run, *of)? * 100.0,
         Measure::CpuAdded { run, baseline } => busy(run, BusyIn::Machine)? - busy(baseline, BusyIn::Machine)?,
@@ -232,6 +250,9 @@ pub fn evaluate<'a>(
 fn score(run: &dyn RunFigures, of: &[String]) -> Result<f64, ModelError> {
     let rates: Vec<Vec<f64>> = of.iter().map(|workload| run.rates(workload)).collect();
     let copies = rates.first().map_or(0, Vec::len);
+    if of.is_empty() {
+        return Err(ModelError::new("of", "no workload", "the names of one or more"));
+    }
     if let Some(missing) = of.iter().zip(&rates).find(|(_, rates)| rates.len() != copies || rates.is_empty()) {
         let found = format!("{} VMs with workload `{}`", missing.1.len(), missing.0);
         return Err(ModelError::new("of", found, "the same number of VMs, not 0, for each workload"));
@@ -296,7 +317,10 @@ mod tests {
         fn hardware_threads(&self) -> f64 {
             8.0
         }
-        fn exits(&self, reason: Option<&str>) -> Option<(f64, f64)> {
+        fn busy_threads_of(&self, workload: &str) -> Option<f64> {
+            (workload == "web").then_some(2.5)
+        }
+        fn exits(&self, reason: Option<&str>, _: Option<&str>) -> Option<(f64, f64)> {
             let count = *self.shares.get(reason.unwrap_or("all"))?;
             Some((count, count / 10.0))
         }
@@ -357,7 +381,8 @@ mod tests {
             (r#"{"gain":{"run":"twice","baseline":"once","of":["web"]}}"#, 100.0),
             (r#"{"gain":{"run":"twice","baseline":"once","over":"twice","of":["web"]}}"#, 50.0),
             (r#"{"exit-share":{"run":"twice","reason":"cr3"}}"#, 25.0),
-            (r#"{"exit-time":{"run":"twice","reason":"cr3"}}"#, 3.0),
+            (r#"{"exit-time":{"run":"twice","reason":"cr3"}}"#, 6.0),
+            (r#"{"exit-time":{"run":"twice","reason":"cr3","of":"web"}}"#, 12.0),
             (r#"{"exit-ratio":{"run":"twice","baseline":"once","reason":"cr3"}}"#, 3.0),
             (r#"{"utilization":{"run":"twice"}}"#, 62.5),
             (r#"{"cpu-use":{"run":"twice"}}"#, 500.0),

@@ -3,7 +3,7 @@
 
 use super::measure::RunFigures;
 use crate::engine::Ps;
-use crate::run::{Outcome, active_share};
+use crate::run::{Outcome, VmOutcome, active_share};
 use muster_model::study::{BusyIn, Experiment, IdleIn, MissKind, MissPart, VMM_FUNCTIONS};
 use serde::{Deserialize, Serialize};
 
@@ -56,10 +56,26 @@ pub struct RunSummary {
     idle: [Option<f64>; IDLE.len()],
     /// By [`MISSES`] and [`MissPart::ALL`].
     misses: [[Option<f64>; MissPart::ALL.len()]; MISSES.len()],
-    /// By VM, its workload and what its program got done in a second.
-    rates: Vec<(String, f64)>,
+    vms: Vec<VmFigures>,
     /// In the order of [`BUSY`].
     busy_threads: [Option<f64>; BUSY.len()],
+}
+
+/// The figures of a VM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct VmFigures {
+    workload: String,
+    /// What its program got done in a second.
+    rate: f64,
+    /// Its CPU time over the length of the run, in hardware threads.
+    busy_threads: f64,
+}
+
+impl VmFigures {
+    fn of(vm: &VmOutcome, wall_ps: Ps) -> Self {
+        let busy_threads = vm.cpu_ps() as f64 / wall_ps.max(1) as f64;
+        Self { workload: vm.workload.clone(), rate: vm.rate(), busy_threads }
+    }
 }
 
 const IDLE: [IdleIn; 3] = [IdleIn::Guest, IdleIn::Vmm, IdleIn::Daemon];
@@ -80,9 +96,15 @@ impl RunSummary {
             kernel: outcome.kernel_share(),
             idle: IDLE.map(|of| outcome.idle_share(of)),
             misses: MISSES.map(|what| MissPart::ALL.map(|of| RunFigures::misses(outcome, what, of))),
-            rates: outcome.vms.iter().map(|vm| (vm.workload.clone(), vm.rate())).collect(),
+            vms: outcome.vms.iter().map(|vm| VmFigures::of(vm, outcome.wall_ps)).collect(),
             busy_threads: BUSY.map(|of| outcome.busy_threads(of)),
         }
+    }
+}
+
+impl RunSummary {
+    fn vms_of(&self, workload: &str) -> impl Iterator<Item = &VmFigures> {
+        self.vms.iter().filter(move |vm| vm.workload == workload)
     }
 }
 
@@ -114,7 +136,10 @@ impl RunFigures for RunSummary {
         self.misses[what][of]
     }
     fn rates(&self, workload: &str) -> Vec<f64> {
-        self.rates.iter().filter(|(name, _)| name == workload).map(|&(_, rate)| rate).collect()
+        self.vms_of(workload).map(|vm| vm.rate).collect()
+    }
+    fn busy_threads_of(&self, workload: &str) -> Option<f64> {
+        Some(self.vms_of(workload).map(|vm| vm.busy_threads).sum())
     }
     fn busy_threads(&self, of: BusyIn) -> Option<f64> {
         self.busy_threads[BUSY.iter().position(|&known| known == of)?]
