@@ -8,9 +8,11 @@ use std::collections::BTreeSet;
 mod figure;
 mod grow;
 mod measure;
+mod ple;
 
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
 pub use measure::{Aggregate, BusyIn, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+pub use ple::{Ple, PleKind, SpinLocks, Yield};
 
 /// Where the program runs: on the machine itself, or in a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -339,6 +341,12 @@ pub struct Experiment {
     /// Whom the credit scheduler tells of work.
     #[serde(default)]
     pub tickle: Tickle,
+    /// Pause-loop exiting; kernels' spin locks are held over events where it is given, or where vCPUs share pCPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ple: Option<Ple>,
+    /// How kernels' spin locks are handed over; by tickets when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spin_locks: Option<SpinLocks>,
     /// What the VM is entitled to.
     #[serde(default, skip_serializing_if = "Share::is_usual")]
     pub share: Share,
@@ -409,6 +417,8 @@ impl Experiment {
             pcpus: None,
             scheduler: None,
             tickle: Tickle::One,
+            ple: None,
+            spin_locks: None,
             share: Share::default(),
             vms: Vec::new(),
             copies: one(),
@@ -502,7 +512,28 @@ impl Experiment {
             return Err(ModelError::new("limit_s", self.limit_s.to_string(), "above 0, at most 1000000"));
         }
         self.validate_remedies()?;
+        self.validate_spinning()?;
         self.validate_vms()
+    }
+
+    /// The hardware looks at guests that run without the VMM's help; kernels without simulated locks have none to hand over.
+    fn validate_spinning(&self) -> Result<(), ModelError> {
+        let Some(ple) = self.ple else {
+            return match self.spin_locks {
+                Some(SpinLocks::Queued) => Err(ModelError::new(
+                    "spin_locks",
+                    "queued without `[ple]`",
+                    "with a table `[ple]`, `kind = \"off\"` at least",
+                )),
+                _ => Ok(()),
+            };
+        };
+        ple.validate()?;
+        if ple.kind != PleKind::Off && !matches!(self.environment, Environment::Virtual | Environment::Hvm) {
+            let found = format!("on in environment `{}`", self.environment.name());
+            return Err(ModelError::new("ple.kind", found, "`off`, or environment `virtual` or `hvm`"));
+        }
+        Ok(())
     }
 
     fn validate_vms(&self) -> Result<(), ModelError> {
@@ -624,6 +655,28 @@ mod tests {
         let error =
             Experiment::from_toml("machine='m'\nworkload='w'\nenvironment='native'\ncores=1\nscale=0.0", "e.toml");
         assert!(error.unwrap_err().to_string().contains("scale"));
+    }
+
+    #[test]
+    fn pause_loops_are_for_hardware_assisted_guests() {
+        let text = "machine='m'\nworkload='w'\nenvironment='hvm'\ncores=4\n[ple]\nkind='xen'\n";
+        let ple = Experiment::from_toml(text, "e.toml").unwrap().ple.unwrap();
+        assert_eq!((ple.gap, ple.window, ple.yields), (128, 2048, Yield::BehindEquals));
+        for (from, to, wanted) in [
+            ("'hvm'", "'pv'", "ple.kind: found on in environment `pv`"),
+            ("'hvm'", "'native'", "ple.kind: found on in environment `native`"),
+            ("'xen'", "'xen'\nwindow=0", "ple.window: found 0"),
+            ("'xen'", "'xen'\ngap=0", "ple.gap: found 0"),
+            ("'xen'", "'kvm'\nwindow_max=2047", "ple.window_max: found 2047"),
+            ("'xen'", "'esx'", "unknown variant `esx`"),
+            ("'xen'", "'xen'\nwindows=1", "unknown field `windows`"),
+            ("[ple]\nkind='xen'\n", "spin_locks='queued'", "spin_locks: found queued without"),
+        ] {
+            assert!(text.contains(from), "{from}");
+            let error = Experiment::from_toml(&text.replace(from, to), "e.toml").unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        assert!(Experiment::from_toml(&text.replace("'hvm'", "'pv'").replace("'xen'", "'off'"), "e.toml").is_ok());
     }
 
     const SHARED: &str = "machine = 'm'\nworkload = 'w'\nenvironment = 'virtual'\ncores = 4\npcpus = 2\n\

@@ -5,6 +5,7 @@ pub mod cache;
 pub mod derive;
 pub mod file_prices;
 pub mod interrupt;
+pub mod ioapic;
 pub mod lines;
 pub mod prices;
 pub mod smt;
