@@ -7,6 +7,8 @@ pub mod advice;
 pub mod colocate;
 pub mod consolidate;
 pub mod credit;
+pub mod eevdf;
+pub mod halt_poll;
 pub mod idle;
 pub mod ple;
 pub mod predict;
