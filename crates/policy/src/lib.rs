@@ -7,6 +7,7 @@ pub mod advice;
 pub mod colocate;
 pub mod consolidate;
 pub mod credit;
+pub mod host;
 pub mod idle;
 pub mod predict;
 pub mod record;
