@@ -159,6 +159,12 @@ fn bits(word: impl Into<u64>) -> impl Iterator<Item = usize> {
     })
 }
 
+impl Default for CpuSet {
+    fn default() -> Self {
+        Self::EMPTY
+    }
+}
+
 impl PartialEq for CpuSet {
     #[inline]
     fn eq(&self, other: &Self) -> bool {

@@ -6,6 +6,7 @@
 pub mod cpuset;
 pub mod error;
 pub mod facts;
+pub mod host;
 pub mod ledger;
 pub mod profile;
 pub mod results;

@@ -23,6 +23,7 @@ enum Command {
     Explain(commands::explain::Args),
     #[command(hide = true)]
     Guard(commands::guard::Args),
+    Host(commands::host::Args),
     Import(commands::import::Args),
     #[command(hide = true)]
     PauseLoops(commands::pause_loops::Args),
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         Command::ComparePair(args) => commands::compare::run_pair(args),
         Command::Explain(args) => commands::explain::run(args),
         Command::Guard(args) => commands::guard::run(args),
+        Command::Host(args) => commands::host::run(args),
         Command::Import(args) => commands::import::run(args),
         Command::PauseLoops(args) => commands::pause_loops::run(args),
         Command::Probe(args) => commands::probe::run(args),

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Every room and the rooms that it may import. `muster`, the command line, may import all.
-const DOORS: [(&str, &[&str]); 12] = [
+const DOORS: [(&str, &[&str]); 13] = [
     ("model", &[]),
     ("stats", &[]),
     ("undo", &[]),
@@ -19,9 +19,13 @@ const DOORS: [(&str, &[&str]); 12] = [
     ("sim", &["model", "policy"]),
     ("vsuite", &["model", "stats"]),
     ("remedy", &["model", "policy", "observe", "undo"]),
+    ("host", &["model", "policy", "undo"]),
     (
         "muster",
-        &["model", "stats", "undo", "policy", "observe", "probe", "report", "compare", "sim", "remedy", "vsuite"],
+        &[
+            "model", "stats", "undo", "policy", "observe", "probe", "report", "compare", "sim", "remedy", "host",
+            "vsuite",
+        ],
     ),
 ];
 

@@ -9,6 +9,7 @@ pub mod consolidate;
 pub mod credit;
 pub mod eevdf;
 pub mod halt_poll;
+pub mod host;
 pub mod idle;
 pub mod ple;
 pub mod predict;

@@ -5,6 +5,7 @@
 use crate::format::{count, duration, percent, ratio, ratio_range, significant, with_unit};
 use crate::judge::{KindError, errors_by_kind};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, ContentLineStyle, LineStyle, Table, TableStyle};
+use muster_model::host::{Finding, HostAudit, Severity};
 use muster_model::results::{
     Arm, Comparison, Explanation, HomeCheck, Prediction, Projected, Projection, StudyKind, StudyResults, SuiteCheck,
     SuiteMeasure, SuitePlace, SuiteResults, SuiteRow, SuiteVm,
@@ -134,6 +135,50 @@ impl SuiteTexts {
             check: check.to_owned(),
         }
     }
+}
+
+/// What `muster host audit` found: what to do, then what is fine, then what could not be read.
+pub fn host_audit(audit: &HostAudit) -> String {
+    host_audit_at(audit, terminal_width())
+}
+
+fn host_audit_at(audit: &HostAudit, width: u16) -> String {
+    if let Some(why) = &audit.no_host {
+        return format!("{why}\n");
+    }
+    let mut table = new_table(width, &["", "knob", "what was found, and what follows"]);
+    let (fine, others): (Vec<&Finding>, Vec<&Finding>) =
+        audit.findings.iter().partition(|finding| finding.severity == Severity::Fine);
+    table.add_rows(others.into_iter().chain(fine).map(host_row));
+    let mut text = format!("{}\n", table.trim_fmt());
+    if !audit.unreadable.is_empty() {
+        text.push_str("\nnot readable by this user:\n");
+        audit.unreadable.iter().for_each(|one| text.push_str(&format!("  {}: {}\n", one.path, one.why)));
+    }
+    let count = |severity| audit.findings.iter().filter(|finding| finding.severity == severity).count();
+    let _infallible = writeln!(
+        text,
+        "\n{} to act on, {} to consider, {} fine, {} unknown; `muster host apply` sets what is to act on, `muster host apply \
+         KNOB` what is to consider",
+        count(Severity::Act),
+        count(Severity::Consider),
+        count(Severity::Fine),
+        count(Severity::Unknown)
+    );
+    text
+}
+
+/// A finding: in one row, its advice a line each.
+fn host_row(finding: &Finding) -> [String; 3] {
+    let mut lines = vec![format!("{}: {}", finding.subject, finding.found), finding.reason.clone()];
+    lines.extend(finding.gain.as_ref().map(|gain| format!("gain: {gain}")));
+    lines.extend(finding.settings.iter().map(|setting| format!("sets: {setting}")));
+    let mut notes: Vec<&str> = finding.settings.iter().filter_map(|setting| setting.effect().note()).collect();
+    notes.dedup();
+    lines.extend(notes.into_iter().map(|note| format!("note: {note}")));
+    lines.extend(finding.by_hand.as_ref().map(|what| format!("by hand: {what}")));
+    lines.push(format!("see: {}", finding.sources.join("; ")));
+    [finding.severity.name().to_owned(), finding.knob.name().to_owned(), lines.join("\n")]
 }
 
 fn suite_at(results: &SuiteResults, width: u16) -> String {

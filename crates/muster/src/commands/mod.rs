@@ -3,6 +3,7 @@
 pub mod compare;
 pub mod explain;
 pub mod guard;
+pub mod host;
 pub mod import;
 pub mod pause_loops;
 pub mod probe;
