@@ -8,9 +8,11 @@ use std::collections::BTreeSet;
 mod figure;
 mod grow;
 mod measure;
+mod paging;
 
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};
 pub use measure::{Aggregate, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+pub use paging::{Backing, GuestMode, Paging, PagingKind, ShadowSync, TablePlacement};
 
 /// Where the program runs: on the machine itself, or in a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -250,6 +252,9 @@ pub struct VmSpec {
     /// Whether its program starts again each time it ends, as company for the others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeat: bool,
+    /// How its memory is virtualized; as the first one's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paging: Option<Paging>,
 }
 
 impl VmSpec {
@@ -342,6 +347,9 @@ pub struct Experiment {
     /// What the VM is entitled to.
     #[serde(default, skip_serializing_if = "Share::is_usual")]
     pub share: Share,
+    /// How the VM's memory is virtualized, where that is simulated entry by entry; else a walk has one price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paging: Option<Paging>,
     /// Further VMs. Their guests have the settings of the first one's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmSpec>,
@@ -401,6 +409,7 @@ impl Experiment {
             scheduler: None,
             tickle: Tickle::One,
             share: Share::default(),
+            paging: None,
             vms: Vec::new(),
         }
     }
@@ -448,8 +457,10 @@ impl Experiment {
             share: Share { pin: if alone_on_xen { Pin::Each } else { self.share.pin }, ..self.share },
             consolidation: self.consolidation,
             repeat: false,
+            paging: self.paging,
         };
-        std::iter::once(first).chain(self.vms.iter().cloned()).collect()
+        let others = self.vms.iter().map(|vm| VmSpec { paging: vm.paging.or(self.paging), ..vm.clone() });
+        std::iter::once(first).chain(others).collect()
     }
 
     /// The remedies that are in force for a workload: `all` spelt out.
@@ -500,6 +511,7 @@ impl Experiment {
         for (number, vm) in vms.iter().enumerate().skip(1) {
             vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{}]", number - 1)))?;
         }
+        self.validate_paging()?;
         let vcpus: u32 = vms.iter().map(|vm| vm.vcpus).sum();
         if vcpus as usize > MAX_CPUS {
             return Err(ModelError::new("vms", format!("{vcpus} vCPUs in all"), format!("at most {MAX_CPUS}")));
@@ -516,6 +528,15 @@ impl Experiment {
             }
             _ => Ok(()),
         }
+    }
+
+    fn validate_paging(&self) -> Result<(), ModelError> {
+        let own = |paging: Option<Paging>| paging.map_or(Ok(()), |paging| paging.validate(self.environment));
+        own(self.paging)?;
+        for (number, vm) in self.vms.iter().enumerate() {
+            own(vm.paging).map_err(|error| error.within(&format!("vms[{number}]")))?;
+        }
+        Ok(())
     }
 
     fn validate_remedies(&self) -> Result<(), ModelError> {

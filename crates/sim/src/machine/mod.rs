@@ -6,6 +6,8 @@ pub mod derive;
 pub mod file_prices;
 pub mod interrupt;
 pub mod lines;
+pub mod lru_tlb;
+pub mod page_tables;
 pub mod prices;
 pub mod spinlock;
 pub mod tlb;
