@@ -84,6 +84,38 @@ pub struct Platform {
     /// TLBs of the first CPU, nearest first; empty where they are not known.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tlbs: Vec<Tlb>,
+    /// Caches of entries of page tables that a CPU has; empty where they are not known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub walk_caches: Vec<WalkCache>,
+}
+
+/// A paging-structure cache (Intel SDM, volume 3A, section 4.10.3, and 3B, 25.3.1): entries of one level of tables.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WalkCache {
+    /// Of whose tables.
+    pub of: Dimension,
+    /// 2 for page directories, up to 4; of the nested dimension also 1: whole translations of guest-physical addresses.
+    pub level: u8,
+    /// How many, 1 to [`WalkCache::MOST`].
+    pub entries: u32,
+    /// Where the number comes from.
+    pub source: String,
+}
+
+impl WalkCache {
+    /// Most entries of one.
+    pub const MOST: u32 = 1024;
+}
+
+/// Whose page tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Dimension {
+    /// The guest's, or the only ones.
+    Guest,
+    /// The VMM's, from guest-physical addresses on.
+    Nested,
 }
 
 /// One translation-lookaside buffer of a CPU: the entries for one size of page.
@@ -108,6 +140,15 @@ pub enum TlbUse {
     Instructions,
     /// Of data.
     Data,
+    /// Of both.
+    Unified,
+}
+
+impl TlbUse {
+    /// Whether one that holds this holds `other`.
+    pub fn covers(self, other: Self) -> bool {
+        self == other || self == Self::Unified
+    }
 }
 
 /// One cache of a CPU.
@@ -301,6 +342,13 @@ impl Profile {
             if tlb.level == 0 || tlb.entries == 0 || !names::PAGE_SIZES.contains(&tlb.page.as_str()) {
                 let allowed = format!("level and entries of 1 or more, page {}", names::PAGE_SIZES.join(" or "));
                 return Err(ModelError::new(format!("{file}: platform.tlbs"), format!("{tlb:?}"), allowed));
+            }
+        }
+        for cache in &profile.platform.walk_caches {
+            let least = if cache.of == Dimension::Nested { 1 } else { 2 };
+            if !(least..=4).contains(&cache.level) || !(1..=WalkCache::MOST).contains(&cache.entries) {
+                let allowed = format!("level {least} to 4 and 1 to {} entries", WalkCache::MOST);
+                return Err(ModelError::new(format!("{file}: platform.walk_caches"), format!("{cache:?}"), allowed));
             }
         }
         for (name, price) in &profile.prices {

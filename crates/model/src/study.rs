@@ -8,10 +8,12 @@ use std::collections::BTreeSet;
 mod figure;
 mod grow;
 mod measure;
+mod paging;
 mod ple;
 
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
 pub use measure::{Aggregate, BusyIn, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+pub use paging::{Backing, GuestMode, Paging, PagingKind, ShadowSync, TablePlacement};
 pub use ple::{Ple, PleKind, SpinLocks, Yield};
 
 /// Where the program runs: on the machine itself, or in a VM.
@@ -252,6 +254,15 @@ pub struct VmSpec {
     /// Whether its program starts again each time it ends, as company for the others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeat: bool,
+    /// How its memory is virtualized; as the first one's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paging: Option<Paging>,
+    /// The levels of its page tables, where they differ from those of `paging`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<GuestMode>,
+    /// Its memory in MiB, where it differs from that of `paging`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u32>,
 }
 
 impl VmSpec {
@@ -350,6 +361,9 @@ pub struct Experiment {
     /// What the VM is entitled to.
     #[serde(default, skip_serializing_if = "Share::is_usual")]
     pub share: Share,
+    /// How the VM's memory is virtualized, where that is simulated entry by entry; else a walk has one price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paging: Option<Paging>,
     /// Further VMs. Their guests have the settings of the first one's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmSpec>,
@@ -420,6 +434,7 @@ impl Experiment {
             ple: None,
             spin_locks: None,
             share: Share::default(),
+            paging: None,
             vms: Vec::new(),
             copies: one(),
         }
@@ -472,9 +487,20 @@ impl Experiment {
             share: Share { pin: if alone_on_xen { Pin::Each } else { self.share.pin }, ..self.share },
             consolidation: self.consolidation,
             repeat: false,
+            paging: self.paging,
+            mode: None,
+            memory_mib: None,
         };
-        let unit: Vec<VmSpec> = std::iter::once(first).chain(self.vms.iter().cloned()).collect();
+        let others = self.vms.iter().map(|vm| VmSpec { paging: self.paging_of(vm), ..vm.clone() });
+        let unit: Vec<VmSpec> = std::iter::once(first).chain(others).collect();
         unit.iter().cycle().take(self.vm_count()).cloned().collect()
+    }
+
+    /// How the memory of one of the further VMs is virtualized.
+    fn paging_of(&self, vm: &VmSpec) -> Option<Paging> {
+        let paging = vm.paging.or(self.paging)?;
+        let (mode, memory_mib) = (vm.mode.unwrap_or(paging.mode), vm.memory_mib.unwrap_or(paging.memory_mib));
+        Some(Paging { mode, memory_mib, ..paging })
     }
 
     /// The remedies that are in force for a workload: `all` spelt out.
@@ -549,6 +575,7 @@ impl Experiment {
         for (number, vm) in self.vms.iter().enumerate() {
             vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{number}]")))?;
         }
+        self.validate_paging()?;
         let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.vcpus)).sum();
         if vcpus > MAX_CPUS as u64 {
             return Err(ModelError::new("vms", format!("{vcpus} vCPUs in all"), format!("at most {MAX_CPUS}")));
@@ -565,6 +592,21 @@ impl Experiment {
             }
             _ => Ok(()),
         }
+    }
+
+    fn validate_paging(&self) -> Result<(), ModelError> {
+        let own = |paging: Option<Paging>| paging.map_or(Ok(()), |paging| paging.validate(self.environment));
+        own(self.paging)?;
+        for (number, vm) in self.vms.iter().enumerate() {
+            let place = format!("vms[{number}]");
+            let paging = self.paging_of(vm);
+            if paging.is_none() && (vm.mode.is_some() || vm.memory_mib.is_some()) {
+                let found = "neither its own nor the experiment's, but `mode` or `memory_mib`";
+                return Err(ModelError::new(format!("{place}.paging"), found, "`paging` there or in the experiment"));
+            }
+            own(paging).map_err(|error| error.within(&place))?;
+        }
+        Ok(())
     }
 
     fn validate_remedies(&self) -> Result<(), ModelError> {

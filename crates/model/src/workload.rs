@@ -10,9 +10,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+pub mod address_space;
 pub mod files;
 pub mod working_set;
 
+pub use address_space::{AddressSpace, HeapPage};
 pub use files::{Directory, FileCall, Files};
 pub use working_set::WorkingSet;
 
@@ -68,6 +70,9 @@ pub struct Workload {
     /// its threads have ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_ns: Option<u64>,
+    /// What pages the process goes through, where translations are followed page by page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address_space: Option<AddressSpace>,
     /// The threads.
     pub groups: Vec<Group>,
 }
@@ -367,6 +372,9 @@ pub enum Phase {
     Fork {
         /// What the child does.
         phases: Vec<Phase>,
+        /// The memory of the program that it executes (execve(2)); absent where it goes on as a copy of its parent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        exec: Option<AddressSpace>,
     },
     /// Repeats.
     Loop {
@@ -465,6 +473,7 @@ impl Workload {
             return Err(ModelError::new("groups", "none", "at least one group of threads"));
         }
         self.check_files()?;
+        self.address_space.map_or(Ok(()), |space| space.check("address_space"))?;
         let mut names = BTreeSet::new();
         for group in &self.groups {
             let place = format!("groups.{}", group.name);
@@ -581,7 +590,10 @@ impl Workload {
             Phase::Send { bytes } | Phase::Receive { bytes } | Phase::ReadDisk { bytes } => {
                 range(&format!("{place}.bytes"), *bytes, 1, u64::MAX)
             }
-            Phase::Fork { phases } => self.check_phases(phases, place, held),
+            Phase::Fork { phases, exec } => {
+                exec.map_or(Ok(()), |exec| exec.check(&format!("{place}.exec")))?;
+                self.check_phases(phases, place, held)
+            }
             Phase::Loop { times, phases, .. } => {
                 match times {
                     Count::Forever => self.check_endless(phases, place)?,
@@ -771,7 +783,7 @@ impl Workload {
 pub(crate) fn visit<'a>(phases: &'a [Phase], f: &mut dyn FnMut(&'a Phase)) {
     for phase in phases {
         f(phase);
-        if let Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases } = phase {
+        if let Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases, .. } = phase {
             visit(phases, f);
         }
     }
@@ -799,7 +811,7 @@ fn takes_time(phases: &[Phase]) -> bool {
     };
     phases.iter().any(|phase| match phase {
         Phase::Run { ns, .. } => lasts(*ns),
-        Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases } => takes_time(phases),
+        Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases, .. } => takes_time(phases),
         Phase::Wait { .. } | Phase::Wake { .. } | Phase::Signal { .. } => false,
         Phase::SleepUntil { .. } | Phase::Affinity { .. } => false,
         Phase::Barrier { .. } | Phase::Await { .. } | Phase::TouchMemory { .. } | Phase::Map { .. } => true,
@@ -821,7 +833,7 @@ fn passes(phases: &[Phase], name: &str, threads: u32, scale: f64) -> u64 {
     phases.iter().fold(0u64, |sum, phase| {
         sum.saturating_add(match phase {
             Phase::Barrier { barrier } => u64::from(barrier == name),
-            Phase::Lock { phases, .. } | Phase::Fork { phases } => passes(phases, name, threads, scale),
+            Phase::Lock { phases, .. } | Phase::Fork { phases, .. } => passes(phases, name, threads, scale),
             Phase::Loop { times, scaled, phases } => {
                 passes(phases, name, threads, scale).saturating_mul(repetitions(*times, threads, *scaled, scale))
             }
@@ -837,7 +849,7 @@ fn permits(phases: &[Phase], name: &str, threads: u32, scale: f64) -> (u64, u64)
             Phase::Wake { condition, count } => {
                 (0, if condition == name { u64::from(count.resolve(threads)) } else { 0 })
             }
-            Phase::Lock { phases, .. } | Phase::Fork { phases } => permits(phases, name, threads, scale),
+            Phase::Lock { phases, .. } | Phase::Fork { phases, .. } => permits(phases, name, threads, scale),
             Phase::Loop { times, scaled, phases } => {
                 let (t, g) = permits(phases, name, threads, scale);
                 let times = repetitions(*times, threads, *scaled, scale);

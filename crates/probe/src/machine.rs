@@ -164,6 +164,7 @@ pub fn platform(root: &Root, cpu: usize) -> Platform {
         mitigations: mitigations(root),
         caches,
         tlbs: Vec::new(),
+        walk_caches: Vec::new(),
     }
 }
 

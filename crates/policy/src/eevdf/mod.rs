@@ -433,7 +433,11 @@ impl Scheduler {
     /// Whether the pCPU idles or is crowded, after the number of its vCPUs has changed.
     fn note(&mut self, pcpu: usize) {
         let Pcpu { runnable, current, .. } = self.pcpus[pcpu];
-        if runnable > 1 { self.crowded.insert(pcpu) } else { self.crowded.remove(pcpu) }
+        if runnable > 1 {
+            self.crowded.insert(pcpu)
+        } else {
+            self.crowded.remove(pcpu)
+        }
         if runnable == 0 && current == NONE { self.idlers.insert(pcpu) } else { self.idlers.remove(pcpu) }
     }
 

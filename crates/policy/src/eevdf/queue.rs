@@ -186,8 +186,7 @@ impl Queue {
             return self.members.first().copied();
         }
         let Sum { weight, beyond } = self.sum(entities);
-        let is_eligible =
-            |id: Id| i128::from(entities[id as usize].vruntime - self.origin) * weight <= beyond;
+        let is_eligible = |id: Id| i128::from(entities[id as usize].vruntime - self.origin) * weight <= beyond;
         if self.buddy != NONE && is_eligible(self.buddy) {
             return Some(self.buddy);
         }

@@ -7,6 +7,8 @@ pub mod file_prices;
 pub mod interrupt;
 pub mod ioapic;
 pub mod lines;
+pub mod lru_tlb;
+pub mod page_tables;
 pub mod prices;
 pub mod smt;
 pub mod spinlock;

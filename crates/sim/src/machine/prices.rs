@@ -238,7 +238,7 @@ impl WalkPrices {
     pub fn new(profile: &Profile) -> Result<Self, ModelError> {
         let most = |level: u32, holds: TlbUse, page: &str| {
             let tlbs = profile.platform.tlbs.iter();
-            let sizes = tlbs.filter(|tlb| tlb.page == page && tlb.holds == holds && tlb.level <= level);
+            let sizes = tlbs.filter(|tlb| tlb.page == page && tlb.holds.covers(holds) && tlb.level <= level);
             sizes.map(|tlb| tlb.entries).max()
         };
         let lacks = || ModelError::new(format!("profile `{}`", profile.name), "no size of a TLB", "`platform.tlbs`");

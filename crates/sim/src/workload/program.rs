@@ -410,7 +410,9 @@ fn parties(workload: &Workload, barrier: &str, threads: u32) -> u32 {
 fn uses_barrier(phases: &[Phase], name: &str) -> bool {
     phases.iter().any(|phase| match phase {
         Phase::Barrier { barrier } => barrier == name,
-        Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases } => uses_barrier(phases, name),
+        Phase::Lock { phases, .. } | Phase::Loop { phases, .. } | Phase::Fork { phases, .. } => {
+            uses_barrier(phases, name)
+        }
         _ => false,
     })
 }
@@ -497,7 +499,7 @@ impl Compiler<'_> {
                 let times = clamp(repetitions(*times, self.threads, *scaled, self.scale));
                 self.repeat(times, place, |this| this.phases(phases, place))?;
             }
-            Phase::Fork { phases } => {
+            Phase::Fork { phases, .. } => {
                 self.emit(Op::Enter(self.prices.syscall + self.prices.fork));
                 let of_parent = std::mem::replace(&mut self.in_child, true);
                 self.phases(phases, place)?;
