@@ -2,13 +2,16 @@
 
 use crate::profile::toml_error;
 use crate::{ModelError, Workload, cpuset::MAX_CPUS};
+use devices::Devices;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
+mod devices;
 mod figure;
 mod grow;
 mod measure;
 
+pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service, Storage, VmDevices};
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, SeriesSpec, Term};
 pub use measure::{Aggregate, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
 
@@ -250,6 +253,9 @@ pub struct VmSpec {
     /// Whether its program starts again each time it ends, as company for the others.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repeat: bool,
+    /// What it has of the machine's devices.
+    #[serde(default, skip_serializing_if = "VmDevices::is_none")]
+    pub devices: VmDevices,
 }
 
 impl VmSpec {
@@ -345,6 +351,18 @@ pub struct Experiment {
     /// Further VMs. Their guests have the settings of the first one's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmSpec>,
+    /// The machine's network cards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// The machine's disks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<Disk>,
+    /// The VM that serves them to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<Service>,
+    /// What the VM, or the machine's own program, has of them.
+    #[serde(default, skip_serializing_if = "VmDevices::is_none")]
+    pub devices: VmDevices,
 }
 
 fn halt() -> IdleKind {
@@ -402,6 +420,10 @@ impl Experiment {
             tickle: Tickle::One,
             share: Share::default(),
             vms: Vec::new(),
+            nics: Vec::new(),
+            disks: Vec::new(),
+            service: None,
+            devices: VmDevices::default(),
         }
     }
 
@@ -432,14 +454,15 @@ impl Experiment {
 
     /// Who decides which vCPU runs on which pCPU.
     pub fn scheduler(&self) -> VmScheduler {
-        let shares = !self.vms.is_empty() || self.pcpus() != self.vcpu_count();
+        let shares = !self.vms.is_empty() || self.service.is_some() || self.pcpus() != self.vcpu_count();
         let decides = shares || self.environment.is_xen();
         self.scheduler.unwrap_or(if decides { VmScheduler::Credit } else { VmScheduler::Pinned })
     }
 
     /// All VMs, the experiment's own first.
     pub fn all_vms(&self) -> Vec<VmSpec> {
-        let alone_on_xen = self.environment.is_xen() && self.vms.is_empty() && self.pcpus() >= self.vcpu_count();
+        let alone = self.vms.is_empty() && self.service.is_none();
+        let alone_on_xen = self.environment.is_xen() && alone && self.pcpus() >= self.vcpu_count();
         let first = VmSpec {
             workload: self.workload.clone(),
             vcpus: self.vcpu_count(),
@@ -448,6 +471,7 @@ impl Experiment {
             share: Share { pin: if alone_on_xen { Pin::Each } else { self.share.pin }, ..self.share },
             consolidation: self.consolidation,
             repeat: false,
+            devices: self.devices.clone(),
         };
         std::iter::once(first).chain(self.vms.iter().cloned()).collect()
     }
@@ -500,7 +524,8 @@ impl Experiment {
         for (number, vm) in vms.iter().enumerate().skip(1) {
             vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{}]", number - 1)))?;
         }
-        let vcpus: u32 = vms.iter().map(|vm| vm.vcpus).sum();
+        self.validate_devices(&vms)?;
+        let vcpus: u32 = vms.iter().map(|vm| vm.vcpus).sum::<u32>() + self.service.as_ref().map_or(0, |vm| vm.vcpus);
         if vcpus as usize > MAX_CPUS {
             return Err(ModelError::new("vms", format!("{vcpus} vCPUs in all"), format!("at most {MAX_CPUS}")));
         }
@@ -510,12 +535,24 @@ impl Experiment {
                 let allowed = "`virtual`, `pv` or `hvm` where there is a scheduler, `pcpus` or further VMs";
                 Err(ModelError::new("environment", "native", allowed))
             }
-            (_, VmScheduler::Pinned) if vms.len() > 1 || pcpus != self.vcpu_count() => {
+            (_, VmScheduler::Pinned) if vms.len() > 1 || self.service.is_some() || pcpus != self.vcpu_count() => {
                 let allowed = "`scheduler = \"credit\"`, or one VM with as many vCPUs as pCPUs";
                 Err(ModelError::new("scheduler", format!("pinned with {shares}"), allowed))
             }
             _ => Ok(()),
         }
+    }
+
+    fn validate_devices(&self, vms: &[VmSpec]) -> Result<(), ModelError> {
+        let devices = Devices {
+            nics: &self.nics,
+            disks: &self.disks,
+            service: self.service.as_ref(),
+            native: self.environment == Environment::Native,
+        };
+        let place =
+            |number: usize| if number == 0 { "devices".to_owned() } else { format!("vms[{}].devices", number - 1) };
+        devices.validate(vms.iter().enumerate().map(|(number, vm)| (place(number), &vm.devices)))
     }
 
     fn validate_remedies(&self) -> Result<(), ModelError> {

@@ -8,6 +8,7 @@ pub mod colocate;
 pub mod consolidate;
 pub mod credit;
 pub mod idle;
+pub mod io;
 pub mod predict;
 pub mod record;
 pub mod wakeup;

@@ -3,9 +3,12 @@
 
 pub mod cache;
 pub mod derive;
+pub mod disk;
 pub mod file_prices;
 pub mod interrupt;
+pub mod io_prices;
 pub mod lines;
+pub mod nic;
 pub mod prices;
 pub mod spinlock;
 pub mod tlb;

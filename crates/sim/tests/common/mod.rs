@@ -3,7 +3,7 @@
 
 use muster_model::study::{
     Consolidation, Environment, Experiment, GuestKernel, IdleKind, Pin, Placement, Remedy, RemoteWake, Share, Tickle,
-    VmScheduler, VmSpec, WakeSignal,
+    VmDevices, VmScheduler, VmSpec, WakeSignal,
 };
 use muster_model::workload::WorkingSet;
 use muster_model::{Account, Profile, Topology, Workload};
@@ -154,7 +154,8 @@ fn share(case: &mut Case, draw: &mut Draw) {
         let threads = Some(draw.below(12) as u32 + 1);
         let repeat = draw.below(2) == 0;
         let workload = String::new();
-        experiment.vms.push(VmSpec { workload, vcpus, used: None, threads, share, consolidation, repeat });
+        let devices = VmDevices::default();
+        experiment.vms.push(VmSpec { workload, vcpus, used: None, threads, share, consolidation, repeat, devices });
         case.company.push(random_workload(draw));
     }
 }
