@@ -2,15 +2,18 @@
 
 use crate::profile::toml_error;
 use crate::{ModelError, Workload, cpuset::MAX_CPUS};
+use devices::Devices;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
+mod devices;
 mod figure;
 mod grow;
 mod measure;
 mod paging;
 mod ple;
 
+pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service, Storage, VmDevices};
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
 pub use measure::{Aggregate, BusyIn, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
 pub use paging::{Backing, GuestMode, Paging, PagingKind, ShadowSync, TablePlacement};
@@ -263,9 +266,37 @@ pub struct VmSpec {
     /// Its memory in MiB, where it differs from that of `paging`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u32>,
+    /// What it has of the machine's devices.
+    #[serde(default, skip_serializing_if = "VmDevices::is_none")]
+    pub devices: VmDevices,
 }
 
 impl VmSpec {
+    /// A VM that leaves everything else as it is when a file does not mention it.
+    pub fn new(workload: String, vcpus: u32) -> Self {
+        Self {
+            workload,
+            vcpus,
+            used: None,
+            threads: None,
+            share: Share::default(),
+            consolidation: no_consolidation(),
+            repeat: false,
+            paging: None,
+            mode: None,
+            memory_mib: None,
+            devices: VmDevices::default(),
+        }
+    }
+
+    /// The same with the disks behind the first so many.
+    fn with_disks_from(mut self, first: u32) -> Self {
+        if let Some(storage) = &mut self.devices.storage {
+            storage.disks.iter_mut().for_each(|disk| *disk += first);
+        }
+        self
+    }
+
     /// The workload's thread count.
     pub fn thread_count(&self) -> u32 {
         self.threads.unwrap_or(self.vcpus)
@@ -370,6 +401,18 @@ pub struct Experiment {
     /// How often all these VMs are there, the experiment's own included: a consolidation benchmark's units.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub copies: u32,
+    /// The machine's network cards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nics: Vec<Nic>,
+    /// The machine's disks; those of one copy of the VMs where there are several.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub disks: Vec<Disk>,
+    /// The VM that serves them to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<Service>,
+    /// What the VM, or the machine's own program, has of them.
+    #[serde(default, skip_serializing_if = "VmDevices::is_none")]
+    pub devices: VmDevices,
 }
 
 fn halt() -> IdleKind {
@@ -437,6 +480,10 @@ impl Experiment {
             paging: None,
             vms: Vec::new(),
             copies: one(),
+            nics: Vec::new(),
+            disks: Vec::new(),
+            service: None,
+            devices: VmDevices::default(),
         }
     }
 
@@ -467,7 +514,7 @@ impl Experiment {
 
     /// Who decides which vCPU runs on which pCPU.
     pub fn scheduler(&self) -> VmScheduler {
-        let shares = self.vm_count() > 1 || self.pcpus() != self.vcpu_count();
+        let shares = self.vm_count() > 1 || self.service.is_some() || self.pcpus() != self.vcpu_count();
         let decides = shares || self.environment.is_xen();
         self.scheduler.unwrap_or(if decides { VmScheduler::Credit } else { VmScheduler::Pinned })
     }
@@ -478,22 +525,26 @@ impl Experiment {
 
     /// All VMs: the experiment's own first, the further ones, and then the copies of them in the same order.
     pub fn all_vms(&self) -> Vec<VmSpec> {
-        let alone_on_xen = self.environment.is_xen() && self.vm_count() == 1 && self.pcpus() >= self.vcpu_count();
+        let alone = self.vm_count() == 1 && self.service.is_none();
+        let alone_on_xen = self.environment.is_xen() && alone && self.pcpus() >= self.vcpu_count();
         let first = VmSpec {
-            workload: self.workload.clone(),
-            vcpus: self.vcpu_count(),
             used: Some(self.cores).filter(|&cores| cores != self.vcpu_count()),
             threads: Some(self.thread_count()),
             share: Share { pin: if alone_on_xen { Pin::Each } else { self.share.pin }, ..self.share },
             consolidation: self.consolidation,
-            repeat: false,
             paging: self.paging,
-            mode: None,
-            memory_mib: None,
+            devices: self.devices.clone(),
+            ..VmSpec::new(self.workload.clone(), self.vcpu_count())
         };
         let others = self.vms.iter().map(|vm| VmSpec { paging: self.paging_of(vm), ..vm.clone() });
         let unit: Vec<VmSpec> = std::iter::once(first).chain(others).collect();
-        unit.iter().cycle().take(self.vm_count()).cloned().collect()
+        let copy = |copy: u32| unit.iter().map(move |vm| vm.clone().with_disks_from(copy * self.disks.len() as u32));
+        (0..self.copies).flat_map(copy).collect()
+    }
+
+    /// The disks of all copies.
+    pub fn all_disks(&self) -> Vec<Disk> {
+        self.disks.iter().cycle().take(self.disks.len() * self.copies as usize).cloned().collect()
     }
 
     /// How the memory of one of the further VMs is virtualized.
@@ -576,7 +627,9 @@ impl Experiment {
             vm.validate(pcpus).map_err(|error| error.within(&format!("vms[{number}]")))?;
         }
         self.validate_paging()?;
-        let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.vcpus)).sum();
+        self.validate_devices(&vms)?;
+        let service = self.service.as_ref().map_or(0, |vm| vm.vcpus);
+        let vcpus: u64 = vms.iter().map(|vm| u64::from(vm.vcpus)).sum::<u64>() + u64::from(service);
         if vcpus > MAX_CPUS as u64 {
             return Err(ModelError::new("vms", format!("{vcpus} vCPUs in all"), format!("at most {MAX_CPUS}")));
         }
@@ -586,7 +639,7 @@ impl Experiment {
                 let allowed = "`virtual`, `pv` or `hvm` where there is a scheduler, `pcpus` or further VMs";
                 Err(ModelError::new("environment", "native", allowed))
             }
-            (_, VmScheduler::Pinned) if vms.len() > 1 || pcpus != self.vcpu_count() => {
+            (_, VmScheduler::Pinned) if vms.len() > 1 || self.service.is_some() || pcpus != self.vcpu_count() => {
                 let allowed = "`scheduler = \"credit\"`, or one VM with as many vCPUs as pCPUs";
                 Err(ModelError::new("scheduler", format!("pinned with {shares}"), allowed))
             }
@@ -607,6 +660,20 @@ impl Experiment {
             own(paging).map_err(|error| error.within(&place))?;
         }
         Ok(())
+    }
+
+    fn validate_devices(&self, vms: &[VmSpec]) -> Result<(), ModelError> {
+        let devices = Devices {
+            nics: &self.nics,
+            disks: &self.all_disks(),
+            service: self.service.as_ref(),
+            native: self.environment == Environment::Native,
+        };
+        let place = |number: usize| match number % (1 + self.vms.len()) {
+            0 => "devices".to_owned(),
+            number => format!("vms[{}].devices", number - 1),
+        };
+        devices.validate(vms.iter().enumerate().map(|(number, vm)| (place(number), &vm.devices)))
     }
 
     fn validate_remedies(&self) -> Result<(), ModelError> {

@@ -343,6 +343,11 @@ pub enum Phase {
         /// How many bytes.
         bytes: u64,
     },
+    /// Writes to a disk, and waits until that is done.
+    WriteDisk {
+        /// How many bytes.
+        bytes: u64,
+    },
     /// Sleeps.
     Sleep {
         /// How long.
@@ -440,6 +445,7 @@ impl Phase {
             Self::Send { .. } => "send",
             Self::Receive { .. } => "receive",
             Self::ReadDisk { .. } => "read-disk",
+            Self::WriteDisk { .. } => "write-disk",
             Self::Sleep { .. } => "sleep",
             Self::SleepUntil { .. } => "sleep-until",
             Self::Timer { .. } => "timer",
@@ -587,9 +593,10 @@ impl Workload {
                 range(&format!("{place}.pages"), *pages, 1, MAX_COUNT)
             }
             Phase::ReadClock { times } => range(&format!("{place}.times"), *times, 1, MAX_COUNT),
-            Phase::Send { bytes } | Phase::Receive { bytes } | Phase::ReadDisk { bytes } => {
-                range(&format!("{place}.bytes"), *bytes, 1, u64::MAX)
-            }
+            Phase::Send { bytes }
+            | Phase::Receive { bytes }
+            | Phase::ReadDisk { bytes }
+            | Phase::WriteDisk { bytes } => range(&format!("{place}.bytes"), *bytes, 1, u64::MAX),
             Phase::Fork { phases, exec } => {
                 exec.map_or(Ok(()), |exec| exec.check(&format!("{place}.exec")))?;
                 self.check_phases(phases, place, held)
@@ -819,7 +826,7 @@ fn takes_time(phases: &[Phase]) -> bool {
         Phase::Fill { .. } | Phase::Allocate { .. } => true,
         Phase::Unmap { .. } | Phase::ReadClock { .. } | Phase::Syscall { .. } | Phase::Sleep { .. } => true,
         Phase::File { .. } => true,
-        Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } => true,
+        Phase::Send { .. } | Phase::Receive { .. } | Phase::ReadDisk { .. } | Phase::WriteDisk { .. } => true,
         Phase::RunFor { .. } | Phase::Timer { .. } | Phase::Yield {} => true,
     })
 }

@@ -11,6 +11,7 @@ pub mod eevdf;
 pub mod halt_poll;
 pub mod host;
 pub mod idle;
+pub mod io;
 pub mod ple;
 pub mod predict;
 pub mod record;

@@ -6,6 +6,7 @@
 pub mod engine;
 pub mod error;
 pub mod guest;
+pub mod io;
 pub mod machine;
 pub mod progress;
 pub mod project;

@@ -148,6 +148,7 @@ impl World {
         let vm = &self.vms[vm];
         vm.live > 0
             && vm.asleep == 0
+            && vm.device_waits == 0
             && vm.waiting == 0
             && vm.vcpus.clone().all(|c| rests(self.vcpus[c].state) && self.vcpus[c].pending == 0 && !on_its_way(c))
     }

@@ -5,19 +5,20 @@ use crate::engine::Ps;
 use crate::engine::books::Stretch;
 use crate::guest::kernel::Kernel;
 use crate::guest::translations::Walks;
-use crate::guest::vm::{Counters, Vm};
+use crate::guest::vm::Counters;
+use crate::io::{IoOutcome, back_ends};
 use crate::machine::derive::simulatable;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
 use crate::machine::smt::Smt;
 use crate::vmm::pcpu::Scheduling;
 use crate::working_sets::{CacheMisses, WorkingSets};
-use crate::workload::program::compile;
+use crate::workload::program::{Program, compile};
 use crate::world::World;
-use muster_model::study::{Environment, Experiment, IdleKind, Remedy, VmSpec};
+use muster_model::study::{BackEnd, Client, Environment, Experiment, IdleKind, Remedy, Share, VmSpec};
 use muster_model::{Account, Amount, CpuSet, Ledger, ModelError, Profile, Topology, Workload};
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Over all VMs.
 const MAX_THREADS_IN_ALL: usize = 1 << 16;
@@ -28,8 +29,8 @@ pub struct Simulation {
     world: World,
     cores: u32,
     used: u32,
-    /// By VM, the name of its workload.
-    names: Vec<String>,
+    /// By VM, the name of its workload; a service VM, which is the last, has none.
+    names: Vec<Option<String>>,
 }
 
 /// What a run gave.
@@ -66,7 +67,7 @@ pub struct Outcome {
     pub active_history: Vec<(Ps, u32)>,
     /// What the VMM's scheduler did.
     pub scheduling: Scheduling,
-    /// By VM, the experiment's own first; natively the machine itself.
+    /// By VM, the experiment's own first, the service VM last; natively the machine itself.
     pub vms: Vec<VmOutcome>,
     /// At its end every thread (of the first VM) waited for another one: only what ended the program got it out of that.
     pub deadlocked: bool,
@@ -86,8 +87,8 @@ pub struct VmmFunctions {
 /// What a run gave one VM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VmOutcome {
-    /// The name of its workload.
-    pub workload: String,
+    /// The name of its workload; none of a service VM's.
+    pub workload: Option<String>,
     /// Whether its program was ended from outside.
     pub was_ended: bool,
     /// From the start of its program to its end, the last end where it repeats itself; 0 when it never ended.
@@ -104,13 +105,17 @@ pub struct VmOutcome {
     pub turns: Vec<u64>,
     /// When the number of its active vCPUs changed, and to what; ascending.
     pub active_history: Vec<(Ps, u32)>,
+    /// What it did with devices, in a world that has some.
+    pub io: Option<IoOutcome>,
 }
 
 impl VmOutcome {
-    fn new(world: &World, vm: &Vm, workload: &str) -> Self {
+    fn new(world: &World, number: usize, workload: &Option<String>) -> Self {
+        let vm = &world.vms[number];
         Self {
-            workload: workload.to_owned(),
+            workload: workload.clone(),
             was_ended: vm.was_ended,
+            io: world.io.as_ref().map(|io| io.outcome(number)),
             wall_ps: vm.ended_at,
             runs: vm.runs,
             books: vm.vcpus.clone().map(|c| *world.ledgers.vcpus().core(c)).collect(),
@@ -163,6 +168,36 @@ fn fits(workload: &Workload, vcpus: u32) -> Result<(), ModelError> {
         }
     }
     Ok(())
+}
+
+/// Whether a VM has the devices that its program uses.
+fn has_devices(spec: &VmSpec, program: &Program) -> Result<(), ModelError> {
+    let (receives, sends, stores) = program.needs();
+    let client = spec.devices.network.as_ref().map(|network| &network.client);
+    let lacks =
+        |phase: &str, allowed: &str| Err(ModelError::new("devices", format!("none for a phase `{phase}`"), allowed));
+    match client {
+        None if receives => lacks("receive", "a `network`"),
+        None if sends => lacks("send", "a `network`"),
+        Some(Client::StreamOut { .. }) if receives => lacks("receive", "a client that sends"),
+        _ if stores && spec.devices.storage.is_none() => lacks("read-disk or write-disk", "a `storage`"),
+        _ => Ok(()),
+    }
+}
+
+/// The service VM of an experiment, and the threads that are its back ends.
+fn service_vm(experiment: &Experiment) -> Option<(VmSpec, Program, BTreeSet<Remedy>)> {
+    let service = experiment.service.as_ref()?;
+    let jobs = back_ends(service, &experiment.all_vms());
+    let spec = VmSpec {
+        threads: Some(jobs.len() as u32),
+        share: Share { weight: service.weight, ..Share::default() },
+        repeat: true,
+        ..VmSpec::new(String::new(), service.vcpus)
+    };
+    // Threads that are one for each vCPU are bound to it; a tasklet runs where it was raised.
+    let bound = |b: usize| (service.back_end == BackEnd::Multi && b < service.vcpus as usize).then_some(b);
+    Some((spec, Program::of_service(jobs.len(), bound), BTreeSet::new()))
 }
 
 /// What happened in a stretch of a run.
@@ -267,9 +302,12 @@ impl Simulation {
             let remedies = experiment.applied(workload)?;
             let larger = remedies.contains(&Remedy::Itlb);
             let program = compile(workload, &prices, kernel, larger, spec.thread_count(), experiment.scale)?;
+            has_devices(&spec, &program)?;
             Ok((spec, program, remedies))
         };
-        let vms = specs.into_iter().zip(workloads).map(program).collect::<Result<Vec<_>, ModelError>>()?;
+        let mut vms = specs.into_iter().zip(workloads).map(program).collect::<Result<Vec<_>, ModelError>>()?;
+        vms.extend(service_vm(experiment));
+        let specs: Vec<VmSpec> = vms.iter().map(|(spec, ..)| spec.clone()).collect();
         let threads: usize = vms.iter().map(|(_, program, _)| program.threads.len()).sum();
         if threads > MAX_THREADS_IN_ALL {
             let allowed = format!("at most {MAX_THREADS_IN_ALL}");
@@ -281,7 +319,9 @@ impl Simulation {
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
         world.working_sets = sets;
         world.smt = Smt::new(profile, &topology, pcpus)?;
-        let names = workloads.iter().map(|workload| workload.name.clone()).collect();
+        world.add_devices(experiment, profile, &topology, &specs)?;
+        let name = |vm: usize| workloads.get(vm).map(|workload| workload.name.clone());
+        let names = (0..specs.len()).map(name).collect();
         Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores, names })
     }
 
@@ -311,7 +351,7 @@ impl Simulation {
             idles_in_vmm: world.virtualized && world.vms[0].idle_kind != IdleKind::Mwait,
             active_history: world.vms[0].active_history.clone(),
             scheduling: world.scheduling,
-            vms: world.vms.iter().zip(&self.names).map(|(vm, name)| VmOutcome::new(&world, vm, name)).collect(),
+            vms: self.names.iter().enumerate().map(|(vm, name)| VmOutcome::new(&world, vm, name)).collect(),
             deadlocked: world.nothing_can_happen(0),
             timeline: world.ledgers.into_timeline(),
         })

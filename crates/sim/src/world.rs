@@ -19,6 +19,7 @@ use crate::guest::thread::Thread;
 use crate::guest::translations::Walks;
 use crate::guest::vcpu::{Vcpu, VcpuState};
 use crate::guest::vm::{Counters, Vm, of_vm};
+use crate::io::{self, Io};
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
@@ -35,7 +36,7 @@ use crate::working_sets::WorkingSets;
 use crate::workload::program::{Base, LOOP_DEPTH, Op, Program};
 use muster_model::study::{Environment, Experiment, Pin, Remedy, VmScheduler, VmSpec, WakeSignal};
 use muster_model::workload::{Buffer, Duration, Timer};
-use muster_model::{Account, CpuSet, Distance, ModelError, Topology};
+use muster_model::{Account, CpuSet, Distance, ModelError, Profile, Topology};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -73,9 +74,19 @@ pub mod kind {
     pub const DAEMON: u32 = 12;
     /// A VM's program is ended from outside.
     pub const END: u32 = 13;
+    /// A receive queue interrupts.
+    pub const NIC: u32 = 14;
+    /// An event of another VM arrives at a vCPU.
+    pub const EVENT: u32 = 15;
+    /// A burst arrives at the end of a wire's lane.
+    pub const LANE: u32 = 16;
+    /// A client sends its next request.
+    pub const CLIENT: u32 = 17;
+    /// A disk has done something.
+    pub const DISK: u32 = 18;
 }
 
-const KIND_BITS: u32 = 4;
+const KIND_BITS: u32 = 5;
 
 /// The slot of a kind of event of a vCPU, thread, VM or pCPU.
 #[inline]
@@ -96,6 +107,8 @@ pub struct World {
     pub(crate) working_sets: Option<Box<WorkingSets>>,
     /// Cores of several hardware threads, where their siblings' work is followed.
     pub(crate) smt: Option<Box<Smt>>,
+    /// Devices, in a world that has some.
+    pub(crate) io: Option<Box<Io>>,
     pub(crate) virtualized: bool,
     pub(crate) pcpus: Vec<Pcpu>,
     pub(crate) scheduler: VmmScheduler,
@@ -185,6 +198,7 @@ impl World {
             walks,
             working_sets: None,
             smt: None,
+            io: None,
             virtualized: experiment.environment != Environment::Native,
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
             scheduler,
@@ -231,15 +245,19 @@ impl World {
             last_progress: Mark::default(),
             limit: (experiment.limit_s * 1e12) as Ps,
         };
+        let service = experiment.service.as_ref().map(|_| vms.len() - 1);
         for (spec, program, remedies) in vms {
             world.add_vm(experiment, topology, &spec, program, &remedies);
+            let is_service = service == Some(world.vms.len() - 1);
             let vm = world.vms.last_mut().expect("it has just been added");
+            vm.is_service = is_service;
             vm.timer_slop = xen.map(|xen| xen.timer_slop);
             if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Pv) {
                 vm.events = Some(OpenLock::new(Kind::TestAndSet, world.shared.lines.add()));
                 vm.flush_call = Some(xen.hypercall + xen.tlb_flush_all);
             }
-            if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Hvm) {
+            // The service VM is paravirtualized: it reads the clock by itself.
+            if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Hvm && !is_service) {
                 let intercept = world.prices.vm_exit + xen.port_io + world.prices.vm_entry;
                 let prices = PmTimerPrices { intercept, update: xen.pmt_update, read: xen.pmt_read };
                 let tries_lock = remedies.contains(&Remedy::Vtime);
@@ -247,6 +265,34 @@ impl World {
             }
         }
         Ok(world)
+    }
+
+    /// Adds the devices of an experiment, whose VMs these are.
+    ///
+    /// # Errors
+    /// When they do not fit.
+    pub(crate) fn add_devices(
+        &mut self,
+        experiment: &Experiment,
+        profile: &Profile,
+        topology: &Topology,
+        specs: &[VmSpec],
+    ) -> Result<(), ModelError> {
+        let service = self.vms.iter().position(|vm| vm.is_service);
+        self.io = Io::new(&io::Plan {
+            experiment,
+            profile,
+            topology,
+            specs,
+            vcpus: self.vms.iter().map(|vm| vm.vcpus.clone()).collect(),
+            threads: self.threads.len(),
+            service: service.map(|vm| (vm, self.vms[vm].threads.start)),
+        })?;
+        if let Some(io) = &self.io {
+            let most = self.pcpus.len().max(self.vcpus.len()).max(self.threads.len());
+            self.queue = Queue::new(most.max(io.slots()) << KIND_BITS);
+        }
+        Ok(())
     }
 
     /// Adds a VM that runs `program`, behind those that are there.
@@ -385,6 +431,11 @@ impl World {
             kind::KICK | kind::SLICE => self.host_interrupt(index, softirq::SCHEDULE),
             kind::HOST_TICK => self.host_tick_due(index),
             kind::ACCOUNT => self.account_due(),
+            kind::NIC => self.nic_due(index),
+            kind::EVENT => self.interrupt(index, reason::DEVICE),
+            kind::LANE => self.lane_due(index),
+            kind::CLIENT => self.client_due(index),
+            kind::DISK => self.disk_due(index),
             _ => self.end_program(index),
         }
     }
@@ -503,6 +554,7 @@ impl World {
         for c in (0..self.vcpus.len()).filter(|&c| self.vm(c).kernel.ticks_in_idle).collect::<Vec<_>>() {
             self.start_tick(c);
         }
+        self.start_devices();
         for vm in 0..self.vms.len() {
             self.start_daemon(vm);
             if let Some(ends) = self.vms[vm].ends {

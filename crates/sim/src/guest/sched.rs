@@ -380,20 +380,25 @@ impl World {
             let mut sleepers = self.vcpus[c].sleepers;
             let Some(t) = sleepers.pop(&self.threads) else { return };
             self.vcpus[c].sleepers = sleepers;
-            let thread = &mut self.threads[t as usize];
-            thread.step = super::thread::Step::Near;
-            thread.mode = Mode::Stretch;
-            thread.in_kernel = true;
-            thread.remaining = 0;
-            thread.waits_for = super::thread::WaitFor::Permit(u32::MAX);
-            let target = self.place(c, t, self.vm(c).placement);
-            self.place_sleeper(t, target);
-            self.enqueue(t, target);
-            if target != c {
-                self.rouse(c, target);
-            } else if self.vcpus[c].current != NONE && self.should_preempt(c, t) {
-                self.vcpus[c].need_resched = true;
-            }
+            self.wake_in_handler(c, t);
+        }
+    }
+
+    /// A handler on vCPU `c` wakes a thread; what sending an IPI costs it is left out.
+    pub(crate) fn wake_in_handler(&mut self, c: usize, t: u32) {
+        let thread = &mut self.threads[t as usize];
+        thread.step = super::thread::Step::Near;
+        thread.mode = Mode::Stretch;
+        thread.in_kernel = true;
+        thread.remaining = 0;
+        thread.waits_for = super::thread::WaitFor::Permit(u32::MAX);
+        let target = self.place(c, t, self.vm(c).placement);
+        self.place_sleeper(t, target);
+        self.enqueue(t, target);
+        if target != c {
+            self.rouse(c, target);
+        } else if self.vcpus[c].current != NONE && self.should_preempt(c, t) {
+            self.vcpus[c].need_resched = true;
         }
     }
 }

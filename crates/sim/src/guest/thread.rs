@@ -2,6 +2,7 @@
 
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::VcpuState;
+use crate::io::IoStep;
 use crate::machine::lines::Cause;
 use crate::machine::walk::Walk;
 use crate::workload::program::{LOOP_DEPTH, Op};
@@ -155,6 +156,8 @@ pub enum Step {
     InCall,
     /// A call gives a lock back and goes on.
     Unlock,
+    /// Something with devices.
+    Io(IoStep),
 }
 
 /// What a woken thread does next.
@@ -365,6 +368,7 @@ impl World {
             Step::ReadClock(times) => self.reads_clock(c, times),
             Step::InCall => self.proceed(c, true),
             Step::Unlock => self.unlock(c),
+            Step::Io(step) => self.io_step(c, t, step),
         }
     }
 
@@ -500,6 +504,11 @@ impl World {
                 Op::TakePage { work, enters } => return self.take_page(c, work, enters),
                 Op::FreePages(pages) => return self.free_pages(c, pages),
                 Op::Stream(lines) => self.streams(t, lines),
+                Op::Receive(bytes) => return self.receive(c, t as u32, bytes),
+                Op::Send(bytes) => return self.send(c, t as u32, bytes),
+                Op::ReadDisk(bytes) => return self.disk(c, t as u32, bytes, false),
+                Op::WriteDisk(bytes) => return self.disk(c, t as u32, bytes, true),
+                Op::Serve(back_end) => return self.serve(c, back_end),
                 Op::Sleep(duration) => {
                     let price = self.prices.syscall + self.prices.block;
                     return self.in_kernel(c, price, Step::Sleep(duration));

@@ -87,6 +87,8 @@ pub struct Vm {
     /// When it did so last.
     pub ended_at: Ps,
     pub(crate) kernel: Kernel,
+    /// Whether it serves the other VMs' devices.
+    pub(crate) is_service: bool,
     /// By how much its timers may be late.
     pub(crate) timer_slop: Option<Ps>,
     /// Its clock, where reading that takes the VMM.
@@ -106,6 +108,8 @@ pub struct Vm {
     pub(crate) live: u32,
     /// Threads that sleep on a timer.
     pub(crate) asleep: u32,
+    /// Threads that wait for a device or a back end.
+    pub(crate) device_waits: u32,
     /// vCPUs that have nothing to do.
     pub(crate) idle: CpuSet,
     /// vCPUs that threads may use.
@@ -148,6 +152,7 @@ impl Vm {
         };
         Self {
             kernel: Kernel::of(experiment),
+            is_service: false,
             timer_slop: None,
             pm_timer: None,
             events: None,
@@ -170,6 +175,7 @@ impl Vm {
                 || remedies.contains(&Remedy::Idle),
             live: threads.len() as u32,
             asleep: 0,
+            device_waits: 0,
             idle: CpuSet::EMPTY,
             active,
             in_mm: CpuSet::EMPTY,

@@ -20,6 +20,8 @@ pub mod reason {
     pub const EXCEPTION: u8 = 16;
     /// The consolidation daemon runs.
     pub const DAEMON: u8 = 32;
+    /// A device or another VM has something (`io`).
+    pub const DEVICE: u8 = 64;
 }
 
 impl World {
@@ -61,6 +63,8 @@ impl World {
             Account::TlbShootdown
         } else if bits & (reason::RESCHEDULE | reason::EXCEPTION) != 0 {
             Account::Ipi
+        } else if bits & reason::DEVICE != 0 && self.vm(c).is_service {
+            Account::IoService
         } else {
             Account::Kernel
         };
@@ -102,6 +106,11 @@ impl World {
                 _ => 0,
             };
         }
+        if bits & reason::DEVICE != 0 {
+            let (price, of_devices) = self.device_handler(c, &mut first);
+            (total, exits) = (total + price, exits + of_devices);
+        }
+        let prices = &self.prices;
         if first && self.virtualized {
             total += prices.vm_entry;
         }
@@ -132,6 +141,9 @@ impl World {
         }
         if bits & reason::TIMER != 0 {
             self.wake_sleepers(c);
+        }
+        if bits & reason::DEVICE != 0 {
+            self.devices_handled(c);
         }
         if bits & reason::TICK != 0
             && let Some(to) = self.tick(c)

@@ -3,11 +3,14 @@
 
 pub mod cache;
 pub mod derive;
+pub mod disk;
 pub mod file_prices;
 pub mod interrupt;
+pub mod io_prices;
 pub mod ioapic;
 pub mod lines;
 pub mod lru_tlb;
+pub mod nic;
 pub mod page_tables;
 pub mod prices;
 pub mod smt;

@@ -124,17 +124,31 @@ impl RunFigures for Outcome {
         }
     }
     fn rates(&self, workload: &str) -> Vec<f64> {
-        self.vms.iter().filter(|vm| vm.workload == workload).map(VmOutcome::rate).collect()
+        self.vms_with(workload).map(VmOutcome::rate).collect()
     }
     fn busy_threads_of(&self, workload: &str) -> Option<f64> {
-        let vms = self.vms.iter().filter(|vm| vm.workload == workload);
-        Some(vms.map(VmOutcome::cpu_ps).sum::<Ps>() as f64 / self.wall_ps.max(1) as f64)
+        Some(self.vms_with(workload).map(VmOutcome::cpu_ps).sum::<Ps>() as f64 / self.wall_ps.max(1) as f64)
     }
     fn busy_threads(&self, of: BusyIn) -> Option<f64> {
-        (of == BusyIn::Machine).then(|| self.busy_ps() as f64 / self.wall_ps.max(1) as f64)
+        let cpu_ps = |is_service: bool| {
+            let vms = self.vms.iter().filter(move |vm| vm.workload.is_none() == is_service);
+            vms.map(VmOutcome::cpu_ps).sum::<Ps>()
+        };
+        let busy = match of {
+            BusyIn::Machine => self.busy_ps(),
+            BusyIn::Service => cpu_ps(true),
+            BusyIn::Guests => cpu_ps(false),
+        };
+        Some(busy as f64 / self.wall_ps.max(1) as f64)
     }
     fn hardware_threads(&self) -> f64 {
         f64::from(self.cores)
+    }
+}
+
+impl Outcome {
+    fn vms_with<'a>(&'a self, workload: &'a str) -> impl Iterator<Item = &'a VmOutcome> {
+        self.vms.iter().filter(move |vm| vm.workload.as_deref() == Some(workload))
     }
 }
 

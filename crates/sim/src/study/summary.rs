@@ -64,7 +64,8 @@ pub struct RunSummary {
 /// The figures of a VM.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct VmFigures {
-    workload: String,
+    /// None of a service VM's.
+    workload: Option<String>,
     /// What its program got done in a second.
     rate: f64,
     /// Its CPU time over the length of the run, in hardware threads.
@@ -104,7 +105,7 @@ impl RunSummary {
 
 impl RunSummary {
     fn vms_of(&self, workload: &str) -> impl Iterator<Item = &VmFigures> {
-        self.vms.iter().filter(move |vm| vm.workload == workload)
+        self.vms.iter().filter(move |vm| vm.workload.as_deref() == Some(workload))
     }
 }
 
