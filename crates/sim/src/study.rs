@@ -88,6 +88,31 @@ const BUILTIN: &[Builtin] = &[
             file!("workloads/ixen/xml-validation.json"),
         ],
     },
+    Builtin {
+        name: "hardware-acceleration",
+        figures: &[
+            file!("studies/hardware-acceleration/section-iv-c.toml"),
+            file!("studies/hardware-acceleration/figure-6.toml"),
+            file!("studies/hardware-acceleration/figure-7.toml"),
+            file!("studies/hardware-acceleration/figure-8.toml"),
+            file!("studies/hardware-acceleration/figure-9.toml"),
+            file!("studies/hardware-acceleration/figure-10.toml"),
+            file!("studies/hardware-acceleration/figure-11.toml"),
+            file!("studies/hardware-acceleration/figure-15.toml"),
+            file!("studies/hardware-acceleration/figure-18.toml"),
+        ],
+        machines: &[file!("machines/hardware-acceleration-xeon.toml")],
+        workloads: &[
+            file!("workloads/hardware-acceleration/idle.json"),
+            file!("workloads/hardware-acceleration/kernel-build.json"),
+            file!("workloads/hardware-acceleration/loadsim.json"),
+            file!("workloads/hardware-acceleration/netperf.json"),
+            file!("workloads/hardware-acceleration/specjbb-half.json"),
+            file!("workloads/hardware-acceleration/specjbb.json"),
+            file!("workloads/hardware-acceleration/sysbench.json"),
+            file!("workloads/hardware-acceleration/webbench.json"),
+        ],
+    },
 ];
 
 /// A study that is ready to run.

@@ -144,6 +144,11 @@ impl RunFigures for Outcome {
     fn hardware_threads(&self) -> f64 {
         f64::from(self.cores)
     }
+    fn gigabits_per_second(&self) -> Option<f64> {
+        let io: Vec<_> = self.vms.iter().filter_map(|vm| vm.io.as_ref()).collect();
+        let bytes: u64 = io.iter().map(|io| io.counts.received_bytes + io.counts.sent_bytes).sum();
+        (!io.is_empty()).then(|| bytes as f64 * 8e3 / self.wall_ps.max(1) as f64)
+    }
 }
 
 impl Outcome {

@@ -59,6 +59,7 @@ pub struct RunSummary {
     vms: Vec<VmFigures>,
     /// In the order of [`BUSY`].
     busy_threads: [Option<f64>; BUSY.len()],
+    gigabits_per_s: Option<f64>,
 }
 
 /// The figures of a VM.
@@ -99,6 +100,7 @@ impl RunSummary {
             misses: MISSES.map(|what| MissPart::ALL.map(|of| RunFigures::misses(outcome, what, of))),
             vms: outcome.vms.iter().map(|vm| VmFigures::of(vm, outcome.wall_ps)).collect(),
             busy_threads: BUSY.map(|of| outcome.busy_threads(of)),
+            gigabits_per_s: outcome.gigabits_per_second(),
         }
     }
 }
@@ -147,5 +149,8 @@ impl RunFigures for RunSummary {
     }
     fn hardware_threads(&self) -> f64 {
         f64::from(self.cores)
+    }
+    fn gigabits_per_second(&self) -> Option<f64> {
+        self.gigabits_per_s
     }
 }
