@@ -9,12 +9,16 @@ use std::collections::BTreeSet;
 mod devices;
 mod figure;
 mod grow;
+mod guest;
+mod kvm;
 mod measure;
 mod paging;
 mod ple;
 
 pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service, Storage, VmDevices};
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
+pub use guest::Guest;
+pub use kvm::{Apic, Kvm};
 pub use measure::{Aggregate, BusyIn, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
 pub use paging::{Backing, GuestMode, Paging, PagingKind, ShadowSync, TablePlacement};
 pub use ple::{Ple, PleKind, SpinLocks, Yield};
@@ -103,6 +107,15 @@ pub enum GuestKernel {
     /// PK: Linux with the scalability fixes of Boyd-Wickizer et al. (iXen, section 4.2).
     #[serde(rename = "pk")]
     Pk,
+    /// Linux 2.6.30, that of the hardware-acceleration paper's guests.
+    #[serde(rename = "linux-2.6.30")]
+    Linux2630,
+    /// A Linux of today, as far as it differs as a guest: it knows KVM's paravirtual features.
+    #[serde(rename = "linux-6")]
+    Linux6,
+    /// Windows Server 2003.
+    #[serde(rename = "windows-2003")]
+    Windows2003,
 }
 
 /// What a CPU does that has nothing to do.
@@ -172,6 +185,8 @@ pub enum VmScheduler {
     Pinned,
     /// Xen's credit scheduler, `policy::credit`.
     Credit,
+    /// Linux's fair scheduler on a KVM host, `policy::eevdf`.
+    Eevdf,
 }
 
 /// Which idle pCPUs the credit scheduler tells of a vCPU that has become runnable on a busy one.
@@ -196,7 +211,7 @@ pub enum Pin {
     None,
 }
 
-/// What a VM is entitled to (credit scheduler).
+/// What a VM is entitled to where vCPUs share pCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Share {
@@ -269,10 +284,13 @@ pub struct VmSpec {
     /// What it has of the machine's devices.
     #[serde(default, skip_serializing_if = "VmDevices::is_none")]
     pub devices: VmDevices,
+    /// Its guest, where that differs from the experiment's.
+    #[serde(default, skip_serializing_if = "Guest::is_usual")]
+    pub guest: Guest,
 }
 
 impl VmSpec {
-    /// A VM that leaves everything else as it is when a file does not mention it.
+    /// A VM about which nothing more is said.
     pub fn new(workload: String, vcpus: u32) -> Self {
         Self {
             workload,
@@ -286,6 +304,7 @@ impl VmSpec {
             mode: None,
             memory_mib: None,
             devices: VmDevices::default(),
+            guest: Guest::default(),
         }
     }
 
@@ -395,7 +414,10 @@ pub struct Experiment {
     /// How the VM's memory is virtualized, where that is simulated entry by entry; else a walk has one price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paging: Option<Paging>,
-    /// Further VMs. Their guests have the settings of the first one's.
+    /// What a KVM of today does beside that of Linux 3.2; nothing when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kvm: Option<Kvm>,
+    /// Further VMs. Their guests have the settings of the first one's, unless they say otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<VmSpec>,
     /// How often all these VMs are there, the experiment's own included: a consolidation benchmark's units.
@@ -478,6 +500,7 @@ impl Experiment {
             spin_locks: None,
             share: Share::default(),
             paging: None,
+            kvm: None,
             vms: Vec::new(),
             copies: one(),
             nics: Vec::new(),
@@ -515,8 +538,24 @@ impl Experiment {
     /// Who decides which vCPU runs on which pCPU.
     pub fn scheduler(&self) -> VmScheduler {
         let shares = self.vm_count() > 1 || self.service.is_some() || self.pcpus() != self.vcpu_count();
-        let decides = shares || self.environment.is_xen();
-        self.scheduler.unwrap_or(if decides { VmScheduler::Credit } else { VmScheduler::Pinned })
+        let usual = match self.kvm {
+            Some(_) if shares => VmScheduler::Eevdf,
+            _ if shares || self.environment.is_xen() => VmScheduler::Credit,
+            _ => VmScheduler::Pinned,
+        };
+        self.scheduler.unwrap_or(usual)
+    }
+
+    /// The settings of the experiment's own guest, which are the others' where these say nothing.
+    pub fn guest(&self) -> Guest {
+        Guest {
+            kernel: self.kernel,
+            idle: Some(self.idle),
+            remote_wake: Some(self.remote_wake),
+            wakeup: Some(self.wakeup),
+            wake_signal: Some(self.wake_signal),
+            yielding: Some(self.yielding),
+        }
     }
 
     fn vm_count(&self) -> usize {
@@ -536,8 +575,10 @@ impl Experiment {
             devices: self.devices.clone(),
             ..VmSpec::new(self.workload.clone(), self.vcpu_count())
         };
+        let base = self.guest();
         let others = self.vms.iter().map(|vm| VmSpec { paging: self.paging_of(vm), ..vm.clone() });
-        let unit: Vec<VmSpec> = std::iter::once(first).chain(others).collect();
+        let mut unit: Vec<VmSpec> = std::iter::once(first).chain(others).collect();
+        unit.iter_mut().for_each(|vm| vm.guest = vm.guest.or(&base));
         let copy = |copy: u32| unit.iter().map(move |vm| vm.clone().with_disks_from(copy * self.disks.len() as u32));
         (0..self.copies).flat_map(copy).collect()
     }
@@ -621,6 +662,7 @@ impl Experiment {
         if self.copies == 0 || self.copies as usize > MAX_CPUS {
             return Err(ModelError::new("copies", self.copies.to_string(), format!("1 to {MAX_CPUS}")));
         }
+        self.validate_kvm()?;
         let vms = self.all_vms();
         vms[0].validate(pcpus)?;
         for (number, vm) in self.vms.iter().enumerate() {
@@ -635,12 +677,16 @@ impl Experiment {
         }
         let shares = format!("{} VMs on {pcpus} pCPUs, the first with {} vCPUs", vms.len(), self.vcpu_count());
         match (self.environment, self.scheduler()) {
-            (Environment::Native, VmScheduler::Credit) => {
+            (Environment::Native, VmScheduler::Credit | VmScheduler::Eevdf) => {
                 let allowed = "`virtual`, `pv` or `hvm` where there is a scheduler, `pcpus` or further VMs";
                 Err(ModelError::new("environment", "native", allowed))
             }
+            (Environment::Pv | Environment::Hvm, VmScheduler::Eevdf) => {
+                let found = format!("eevdf in environment `{}`", self.environment.name());
+                Err(ModelError::new("scheduler", found, "`credit` on Xen; `eevdf` with environment `virtual`"))
+            }
             (_, VmScheduler::Pinned) if vms.len() > 1 || self.service.is_some() || pcpus != self.vcpu_count() => {
-                let allowed = "`scheduler = \"credit\"`, or one VM with as many vCPUs as pCPUs";
+                let allowed = "`scheduler = \"credit\"` or `\"eevdf\"`, or one VM with as many vCPUs as pCPUs";
                 Err(ModelError::new("scheduler", format!("pinned with {shares}"), allowed))
             }
             _ => Ok(()),
@@ -674,6 +720,18 @@ impl Experiment {
             number => format!("vms[{}].devices", number - 1),
         };
         devices.validate(vms.iter().enumerate().map(|(number, vm)| (place(number), &vm.devices)))
+    }
+
+    fn validate_kvm(&self) -> Result<(), ModelError> {
+        let Some(kvm) = &self.kvm else { return Ok(()) };
+        if self.environment != Environment::Virtual {
+            let found = format!("settings in environment `{}`", self.environment.name());
+            return Err(ModelError::new("kvm", found, "environment `virtual`"));
+        }
+        if self.scheduler() == VmScheduler::Credit {
+            return Err(ModelError::new("scheduler", "credit with `[kvm]`", "`pinned` or `eevdf`"));
+        }
+        kvm.validate()
     }
 
     fn validate_remedies(&self) -> Result<(), ModelError> {
@@ -800,6 +858,42 @@ mod tests {
         assert_eq!((vms[1].thread_count(), vms[1].share.weight, vms[1].share.cap), (2, 512, 0));
         let alone = Experiment::new(Environment::Virtual, 4);
         assert_eq!((alone.pcpus(), alone.scheduler()), (4, VmScheduler::Pinned));
+    }
+
+    #[test]
+    fn guests_are_as_the_experiment_says_unless_they_say_otherwise() {
+        let text = SHARED.replace("pcpus = 2", "pcpus = 2\nkernel = 'linux-6'\nidle = 'poll'");
+        let text = text + "guest = { kernel = 'windows-2003', remote_wake = 'ipi' }\n";
+        let guests: Vec<Guest> =
+            Experiment::from_toml(&text, "e.toml").unwrap().all_vms().iter().map(|vm| vm.guest).collect();
+        assert_eq!((guests[0].kernel, guests[1].kernel), (Some(GuestKernel::Linux6), Some(GuestKernel::Windows2003)));
+        assert_eq!((guests[1].idle(), guests[1].remote_wake()), (IdleKind::Poll, RemoteWake::Ipi));
+        assert_eq!(
+            (guests[0].remote_wake(), guests[0].wakeup(), guests[1].yielding()),
+            (RemoteWake::Flag, Placement::Spread, false)
+        );
+    }
+
+    #[test]
+    fn kvm_of_today_has_todays_defaults() {
+        let text = SHARED.replace("[[vms]]", "kvm = { halt_poll_ns = 0, apic = 'avic' }\n[[vms]]");
+        let experiment = Experiment::from_toml(&text, "e.toml").unwrap();
+        let kvm = Kvm { halt_poll_ns: 0, apic: Apic::Avic, ..Kvm::default() };
+        assert_eq!((experiment.kvm, experiment.scheduler()), (Some(kvm), VmScheduler::Eevdf));
+        for (from, to, wanted) in [
+            ("'avic'", "'x2apic'", "unknown variant `x2apic`"),
+            ("halt_poll_ns = 0", "halt_poll = 0", "unknown field `halt_poll`"),
+            ("halt_poll_ns = 0", "halt_poll_ns = 2000000000", "kvm.halt_poll_ns: found 2000000000"),
+            ("halt_poll_ns = 0", "host_hz = 24", "kvm.host_hz: found 24; allowed: 100, 250, 300 or 1000"),
+            ("'virtual'", "'hvm'", "kvm: found settings in environment `hvm`"),
+            ("pcpus = 2", "pcpus = 2\nscheduler = 'credit'", "scheduler: found credit with `[kvm]`"),
+        ] {
+            let error = Experiment::from_toml(&text.replace(from, to), "e.toml").unwrap_err().to_string();
+            assert!(error.starts_with("e.toml") && error.contains(wanted), "{error}");
+        }
+        let xen = SHARED.replace("'virtual'", "'hvm'\nscheduler = 'eevdf'");
+        let error = Experiment::from_toml(&xen, "e.toml").unwrap_err().to_string();
+        assert!(error.contains("scheduler: found eevdf in environment `hvm`"), "{error}");
     }
 
     #[test]

@@ -619,7 +619,7 @@ impl World {
     /// A device interrupts a vCPU: at the pCPU where that is, or was last.
     fn device_interrupts(&mut self, c: usize, source: Source) {
         self.raise(c, source);
-        if self.scheduler.is_credit() && self.run_state(c) == RunState::Runnable {
+        if self.scheduler.decides() && self.run_state(c) == RunState::Runnable {
             self.vcpus[c].pending |= reason::DEVICE;
             let p = self.vcpus[c].pcpu as usize;
             return self.host_interrupt(p, 0);
@@ -630,7 +630,7 @@ impl World {
     /// Whoever runs on vCPU `by` sends an event to another; what the VMM takes for it there.
     pub(crate) fn send_event(&mut self, by: usize, c: usize, source: Source) -> crate::engine::books::Cost {
         self.raise(c, source);
-        if self.scheduler.is_credit() && self.run_state(c) != RunState::Running {
+        if self.scheduler.decides() && self.run_state(c) != RunState::Running {
             return self.post(c, reason::DEVICE, self.vcpus[by].pcpu as usize);
         }
         let slot = slot_of(c, kind::EVENT);

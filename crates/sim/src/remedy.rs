@@ -71,7 +71,7 @@ impl Daemon {
                 prices: prices.of_waking(experiment.environment == Environment::Virtual),
                 objective: Objective::Speed,
                 permitted,
-                guest_halt_poll_ns: if experiment.idle == IdleKind::Haltpoll { 200_000 } else { 0 },
+                guest_halt_poll_ns: if spec.guest.idle() == IdleKind::Haltpoll { 200_000 } else { 0 },
             })))
         };
         let rule = match spec.consolidation {

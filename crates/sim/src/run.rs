@@ -9,8 +9,9 @@ use crate::guest::vm::Counters;
 use crate::io::{IoOutcome, back_ends};
 use crate::machine::derive::simulatable;
 use crate::machine::lines::Cause;
-use crate::machine::prices::{Prices, XenPrices};
+use crate::machine::prices::{KvmPrices, Prices, XenPrices};
 use crate::machine::smt::Smt;
+use crate::vmm::idle_periods::IdlePeriods;
 use crate::vmm::pcpu::Scheduling;
 use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::{Program, compile};
@@ -67,6 +68,8 @@ pub struct Outcome {
     pub active_history: Vec<(Ps, u32)>,
     /// What the VMM's scheduler did.
     pub scheduling: Scheduling,
+    /// For how long pCPUs had nothing to run at a time, as the VMM sees it.
+    pub idle_periods: IdlePeriods,
     /// By VM, the experiment's own first, the service VM last; natively the machine itself.
     pub vms: Vec<VmOutcome>,
     /// At its end every thread (of the first VM) waited for another one: only what ended the program got it out of that.
@@ -246,7 +249,7 @@ impl Simulation {
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
         let prices = Prices::new(&*simulatable(profile)?)?;
-        Self::assemble(experiment, profile, prices, &Kernel::of(experiment), workloads, timeline)
+        Self::assemble(experiment, profile, prices, None, workloads, timeline)
     }
 
     /// As [`Self::new`] with a kernel that differs from the experiment's in how semaphores and calls for files are done, which is
@@ -261,7 +264,7 @@ impl Simulation {
         workload: &Workload,
     ) -> Result<Self, ModelError> {
         let prices = Prices::new(&*simulatable(profile)?)?;
-        Self::assemble(experiment, profile, prices, kernel, &[workload], None)
+        Self::assemble(experiment, profile, prices, Some(kernel), &[workload], None)
     }
 
     /// As [`Self::new`] with prices that differ from the profile's.
@@ -275,14 +278,14 @@ impl Simulation {
         workload: &Workload,
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
-        Self::assemble(experiment, profile, prices, &Kernel::of(experiment), &[workload], timeline)
+        Self::assemble(experiment, profile, prices, None, &[workload], timeline)
     }
 
     fn assemble(
         experiment: &Experiment,
         profile: &Profile,
         prices: Prices,
-        kernel: &Kernel,
+        kernel: Option<&Kernel>,
         workloads: &[&Workload],
         timeline: Option<usize>,
     ) -> Result<Self, ModelError> {
@@ -290,14 +293,17 @@ impl Simulation {
         let xen = experiment.environment.is_xen().then(|| XenPrices::new(profile)).transpose()?;
         let pv = experiment.environment == Environment::Pv;
         let prices = xen.map_or(prices, |xen| prices.on_xen(&xen, pv));
-        let walks = kernel.footprints.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
         let topology = topology(experiment, profile)?;
         let specs = experiment.all_vms();
         if specs.len() != workloads.len() {
             let found = format!("{} workloads for {} VMs", workloads.len(), specs.len());
             return Err(ModelError::new("vms", found, "one each"));
         }
+        let kernel_of = |spec: &VmSpec| kernel.copied().unwrap_or_else(|| Kernel::of(spec.guest.kernel));
+        let pages = specs.iter().find_map(|spec| kernel_of(spec).footprints);
+        let walks = pages.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
         let program = |(spec, workload): (VmSpec, &&Workload)| {
+            let kernel = &kernel_of(&spec);
             fits(workload, spec.vcpus)?;
             let remedies = experiment.applied(workload)?;
             let larger = remedies.contains(&Remedy::Itlb);
@@ -318,6 +324,9 @@ impl Simulation {
         let sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs)?;
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
         world.working_sets = sets;
+        if experiment.kvm.is_some() {
+            world.kvm_prices = KvmPrices::new(&*simulatable(profile)?)?;
+        }
         world.smt = Smt::new(profile, &topology, pcpus)?;
         world.add_devices(experiment, profile, &topology, &specs)?;
         let name = |vm: usize| workloads.get(vm).map(|workload| workload.name.clone());
@@ -352,6 +361,7 @@ impl Simulation {
             active_history: world.vms[0].active_history.clone(),
             scheduling: world.scheduling,
             vms: self.names.iter().enumerate().map(|(vm, name)| VmOutcome::new(&world, vm, name)).collect(),
+            idle_periods: world.idle_periods,
             deadlocked: world.nothing_can_happen(0),
             timeline: world.ledgers.into_timeline(),
         })

@@ -12,6 +12,7 @@ use crate::engine::random::Random;
 use crate::guest::allocator::Allocator;
 use crate::guest::files::{Object, Touch};
 use crate::guest::heap::Heap;
+use crate::guest::kernel::Kernel;
 use crate::guest::masked::OpenLock;
 use crate::guest::run_queue_lock;
 use crate::guest::sync::{Barrier, Condition, Condvar, Lock};
@@ -22,19 +23,20 @@ use crate::guest::vm::{Counters, Vm, of_vm};
 use crate::io::{self, Io};
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
-use crate::machine::prices::{Prices, XenPrices};
+use crate::machine::prices::{KvmPrices, Prices, XenPrices};
 use crate::machine::smt::Smt;
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
 use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
+use crate::vmm::idle_periods::IdlePeriods;
 use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
 use crate::vmm::pm_timer::{PmTimer, PmTimerPrices};
 use crate::vmm::scheduler::VmmScheduler;
 use crate::vmm::shared::Shared;
 use crate::working_sets::WorkingSets;
 use crate::workload::program::{Base, LOOP_DEPTH, Op, Program};
-use muster_model::study::{Environment, Experiment, Pin, Remedy, VmScheduler, VmSpec, WakeSignal};
+use muster_model::study::{Environment, Experiment, Kvm, Pin, Remedy, VmScheduler, VmSpec, WakeSignal};
 use muster_model::workload::{Buffer, Duration, Timer};
 use muster_model::{Account, CpuSet, Distance, ModelError, Profile, Topology};
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,6 +117,10 @@ pub struct World {
     /// What the VMM's code shares between pCPUs, and the machine's cache lines.
     pub(crate) shared: Shared,
     pub(crate) scheduling: Scheduling,
+    pub(crate) idle_periods: IdlePeriods,
+    /// What KVM does beside the exits; all off where it is not KVM.
+    pub(crate) kvm: Kvm,
+    pub(crate) kvm_prices: KvmPrices,
     pub(crate) vms: Vec<Vm>,
     pub(crate) vcpus: Vec<Vcpu>,
     pub(crate) threads: Vec<Thread>,
@@ -189,7 +195,7 @@ impl World {
         let specs: Vec<VmSpec> = vms.iter().map(|(spec, ..)| spec.clone()).collect();
         let skips = vms.iter().any(|(.., remedies)| remedies.contains(&Remedy::Cm));
         let scheduler = VmmScheduler::new(experiment, topology, &specs, skips)?;
-        let shared = scheduler.is_credit();
+        let shared = scheduler.decides();
         let mut world = Self {
             now: 0,
             queue: Queue::new(n.max(vcpus).max(threads) << KIND_BITS),
@@ -211,6 +217,9 @@ impl World {
                 prices.line_copy,
             ),
             scheduling: Scheduling::default(),
+            idle_periods: IdlePeriods::default(),
+            kvm: experiment.kvm.unwrap_or(Kvm::PLAIN),
+            kvm_prices: KvmPrices::default(),
             vms: Vec::with_capacity(vms.len()),
             vcpus: Vec::with_capacity(vcpus),
             threads: Vec::with_capacity(threads),
@@ -246,8 +255,10 @@ impl World {
             limit: (experiment.limit_s * 1e12) as Ps,
         };
         let service = experiment.service.as_ref().map(|_| vms.len() - 1);
+        let kernels: Vec<Kernel> = specs.iter().map(|spec| Kernel::of(spec.guest.kernel)).collect();
         for (spec, program, remedies) in vms {
             world.add_vm(experiment, topology, &spec, program, &remedies);
+            world.add_kernel_locks(topology, &kernels);
             let is_service = service == Some(world.vms.len() - 1);
             let vm = world.vms.last_mut().expect("it has just been added");
             vm.is_service = is_service;
@@ -257,7 +268,8 @@ impl World {
                 vm.flush_call = Some(xen.hypercall + xen.tlb_flush_all);
             }
             // The service VM is paravirtualized: it reads the clock by itself.
-            if let Some(xen) = xen.filter(|_| experiment.environment == Environment::Hvm && !is_service) {
+            let exits = experiment.environment == Environment::Hvm && !vm.kernel.reads_tsc && !is_service;
+            if let Some(xen) = xen.filter(|_| exits) {
                 let intercept = world.prices.vm_exit + xen.port_io + world.prices.vm_entry;
                 let prices = PmTimerPrices { intercept, update: xen.pmt_update, read: xen.pmt_read };
                 let tries_lock = remedies.contains(&Remedy::Vtime);
@@ -317,19 +329,19 @@ impl World {
         self.random.extend(threads.clone().map(|t| Random::new(experiment.seed, t as u64)));
         let conditions = self.conditions.len()..self.conditions.len() + program.permits.len();
         let used = vcpus.start..vcpus.start + spec.used.unwrap_or(spec.vcpus) as usize;
-        self.vms.push(Vm::new(experiment, spec, remedies, vcpus, threads, conditions, daemon));
+        self.vms.push(Vm::new(spec, remedies, vcpus, threads, conditions, daemon));
         self.append(program, &used);
-        self.add_kernel_locks(topology);
     }
 
-    /// The locks of the last VM's kernel. A guest sees no nodes.
-    fn add_kernel_locks(&mut self, topology: &Topology) {
+    /// The locks of the last VM's kernel. A guest sees no nodes. Where one VM's kernel has them, all VMs' have: they are told apart
+    /// by their vCPUs' numbers, and cost next to nothing where nobody contends for them.
+    fn add_kernel_locks(&mut self, topology: &Topology, kernels: &[Kernel]) {
         let vm = self.vms.last().expect("it has just been added");
         let lines = &mut self.shared.lines;
-        if vm.kernel.run_queues_have_locks {
+        if kernels.iter().any(|kernel| kernel.run_queues_have_locks) {
             self.run_queue_locks.extend(run_queue_lock::locks(vm.vcpus.len(), lines));
         }
-        if vm.kernel.zones_have_locks {
+        if kernels.iter().any(|kernel| kernel.zones_have_locks) {
             let node = |c: usize| if self.virtualized { 0 } else { topology.cpu(c).map_or(0, |cpu| cpu.node) };
             self.allocator.get_or_insert_default().add(vm.vcpus.clone().map(node), lines);
         }
@@ -430,7 +442,7 @@ impl World {
             kind::PCPU => self.vmm_over(index),
             kind::KICK | kind::SLICE => self.host_interrupt(index, softirq::SCHEDULE),
             kind::HOST_TICK => self.host_tick_due(index),
-            kind::ACCOUNT => self.account_due(),
+            kind::ACCOUNT => self.account_due(index),
             kind::NIC => self.nic_due(index),
             kind::EVENT => self.interrupt(index, reason::DEVICE),
             kind::LANE => self.lane_due(index),
@@ -458,6 +470,7 @@ impl World {
             VcpuState::Switching => self.switched(c),
             VcpuState::Refilling => self.resume_or_interrupt(c),
             VcpuState::EnteringIdle => self.entered_idle(c),
+            VcpuState::HostPolling => self.host_poll_over(c),
             VcpuState::Suspending => self.suspended(c),
             VcpuState::Polling => self.poll_over(c),
             VcpuState::Resuming => self.resumed(c),
@@ -532,6 +545,7 @@ impl World {
         !matches!(
             self.vcpus[c].state,
             VcpuState::Halted
+                | VcpuState::HostPolling
                 | VcpuState::Mwait
                 | VcpuState::EnteringIdle
                 | VcpuState::Suspending
@@ -546,7 +560,7 @@ impl World {
             let c = self.first_vcpu(t);
             self.enqueue(t as u32, c);
         }
-        if self.scheduler.is_credit() {
+        if self.scheduler.decides() {
             self.start_vcpus();
         } else {
             (0..self.vcpus.len()).for_each(|c| self.schedule(c));

@@ -164,6 +164,11 @@ impl Scheduler {
         self.waiting_in(&busiest, pcpu, |_, _, weight| weight / 2 <= surplus)
     }
 
+    /// The period of the tick.
+    pub fn tick_ns(&self) -> u64 {
+        self.tick_ns
+    }
+
     /// Whether a pCPU has nothing but the vCPU that is on it (`single_task_running`).
     pub fn is_alone(&self, pcpu: usize) -> bool {
         self.pcpus[pcpu].current == NONE || self.pcpus[pcpu].runnable <= 1

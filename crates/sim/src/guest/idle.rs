@@ -192,7 +192,9 @@ impl World {
                 self.end_rest(c);
                 self.go_idle(c);
             }
-            VcpuState::Halted | VcpuState::Mwait if self.yields(c) => self.interrupt(c, reason::RESCHEDULE),
+            VcpuState::Halted | VcpuState::HostPolling | VcpuState::Mwait if self.yields(c) => {
+                self.interrupt(c, reason::RESCHEDULE)
+            }
             _ => {}
         }
     }

@@ -3,7 +3,7 @@
 use super::files::FileKernel;
 use crate::engine::{NS, Ps};
 use crate::machine::tlb::Footprint;
-use muster_model::study::{Experiment, GuestKernel};
+use muster_model::study::GuestKernel;
 
 /// A guest kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +30,10 @@ pub struct Kernel {
     pub footprints: Option<Footprints>,
     /// Clock reads of a tick: those of the timer interrupt's handler.
     pub reads_per_tick: u32,
+    /// Whether its clock is the TSC even where the VMM offers another, so that no read takes the VMM.
+    pub reads_tsc: bool,
+    /// Whether it knows KVM's paravirtual TLB flushes and IPIs.
+    pub knows_kvm: bool,
 }
 
 /// Footprints of a kernel and the programs on it.
@@ -44,12 +48,15 @@ pub struct Footprints {
 }
 
 impl Kernel {
-    /// The kernel of an experiment.
-    pub fn of(experiment: &Experiment) -> Self {
-        match experiment.kernel {
+    /// A guest's kernel; Linux 3.2 unless it is another.
+    pub fn of(kernel: Option<GuestKernel>) -> Self {
+        match kernel {
             None => Self::LINUX_3_2,
             Some(GuestKernel::Linux2631) => Self::LINUX_2_6_31,
             Some(GuestKernel::Pk) => Self::PK,
+            Some(GuestKernel::Linux2630) => Self::LINUX_2_6_30,
+            Some(GuestKernel::Linux6) => Self::LINUX_6,
+            Some(GuestKernel::Windows2003) => Self::WINDOWS_2003,
         }
     }
 
@@ -65,7 +72,19 @@ impl Kernel {
         files: None,
         footprints: None,
         reads_per_tick: 0,
+        reads_tsc: false,
+        knows_kvm: false,
     };
+
+    /// A Linux of today as a guest: 250 Hz and no tick in idle, as Debian's and Ubuntu's kernels are configured. Its fair scheduler
+    /// is taken to be 3.2's.
+    pub const LINUX_6: Self = Self { knows_kvm: true, reads_tsc: true, ..Self::LINUX_3_2 };
+
+    /// Windows Server 2003: its clock interrupt comes 64 times a second whatever a CPU does (the multiprocessor HAL runs the
+    /// real-time clock at that rate), and its idle loop halts. Its dispatcher is taken to be Linux 3.2's scheduler: such VMs have one
+    /// vCPU here. Its clock is the time that the interrupt has left in memory, read without the VMM.
+    pub const WINDOWS_2003: Self =
+        Self { tick: 15_625_000 * NS, ticks_in_idle: true, reads_tsc: true, ..Self::LINUX_3_2 };
 
     /// Linux 2.6.31 as iXen used it. Idle vCPUs go on reading the clock (iXen, section 3.1), so their ticks go on. A tick
     /// with high-resolution timers reads the clock three times: kernel/hrtimer.c, `hrtimer_interrupt`;
@@ -86,7 +105,15 @@ impl Kernel {
             user: Footprint { code: 20, data: 60 },
         }),
         reads_per_tick: 3,
+        reads_tsc: false,
+        knows_kvm: false,
     };
+
+    /// Linux 2.6.30 as the hardware-acceleration paper's guests have it, RHEL 5 with that kernel: what it shares is as in 2.6.31; its
+    /// clock is the TSC, and the tick stops in idle (CONFIG_NO_HZ). Assumed: 1000 Hz, as RHEL 5's kernel and the kernel's own
+    /// defconfig have. A 32-bit one changes a semaphore's count atomically, unlike this one.
+    pub const LINUX_2_6_30: Self =
+        Self { tick: 1_000_000 * NS, ticks_in_idle: false, reads_tsc: true, ..Self::LINUX_2_6_31 };
 
     /// PK: Linux 2.6.35-rc5 with the changes of Boyd-Wickizer et al., "An Analysis of Linux Scalability to Many Cores", OSDI 2010;
     /// those to the network and to super-pages are left out, since nothing here uses either. From 2.6.34 on x86-64 changes

@@ -15,8 +15,9 @@ use crate::engine::Ps;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
+use crate::vmm::pcpu::RunState;
 use crate::world::{NONE, World, kind, slot_of};
-use muster_model::Account;
+use muster_model::{Account, CpuSet};
 
 /// With more CPUs the APICs are in physical mode.
 const LOGICAL_MODE_CPUS: usize = 8;
@@ -29,9 +30,10 @@ impl World {
         let mut targets = vm.in_mm;
         targets.remove(c);
         vm.flusher = self.vcpus[c].current;
-        vm.flushes_left = targets.len() as u32;
         vm.counters.shootdowns += u64::from(!targets.is_empty());
         let by_vmm = vm.flush_call;
+        let targets = self.defer_flushes(c, targets);
+        self.vm_mut(c).flushes_left = targets.len() as u32;
         self.drop_translations(c);
         let mut price = self.prices.tlb_flush + by_vmm.unwrap_or(0);
         for (index, target) in targets.iter().enumerate() {
@@ -45,17 +47,41 @@ impl World {
         self.stretch(c, price, Account::TlbShootdown, true, Step::FlushSent);
     }
 
+    /// Where the guest and KVM agree on it, vCPUs that are off their pCPUs are only marked, and drop their translations when they
+    /// come back (arch/x86/kernel/kvm.c, `kvm_flush_tlb_multi`). The others.
+    fn defer_flushes(&mut self, c: usize, targets: CpuSet) -> CpuSet {
+        if !(self.kvm.pv_tlb_flush && self.vm(c).kernel.knows_kvm) {
+            return targets;
+        }
+        let off: CpuSet = targets.iter().filter(|&target| self.run_state(target) != RunState::Running).collect();
+        off.iter().for_each(|target| self.vcpus[target].flush_at_entry = true);
+        targets.difference(&off)
+    }
+
+    /// A vCPU comes back to a pCPU, and drops translations if it has been marked meanwhile; what that takes.
+    pub(crate) fn flush_at_entry(&mut self, c: usize) -> Ps {
+        if !std::mem::take(&mut self.vcpus[c].flush_at_entry) {
+            return 0;
+        }
+        self.drop_translations(c);
+        self.vm_mut(c).counters.deferred_flushes += 1;
+        self.prices.tlb_flush
+    }
+
     /// What the sender pays for one target; the first one's write may be all that is needed.
     fn flush_send_price(&mut self, index: usize, target: usize) -> Ps {
-        let vm = &mut self.vms[self.vcpus[target].vm as usize];
-        let writes = index == 0 || vm.vcpus.len() > LOGICAL_MODE_CPUS;
-        if !self.virtualized {
+        let by_call = self.kvm.pv_ipi && self.vm(target).kernel.knows_kvm;
+        let writes = index == 0 || (!by_call && self.vm(target).vcpus.len() > LOGICAL_MODE_CPUS);
+        if !by_call && !self.ipi_exits(target) {
             return if writes { self.prices.ipi_send } else { 0 };
         }
-        vm.counters.ipi_exits += u64::from(writes);
+        self.vm_mut(target).counters.ipi_exits += u64::from(writes);
         let exit = if writes { self.prices.vm_exit + self.prices.vm_entry } else { 0 };
         let suspended = self.vcpus[target].state == VcpuState::Halted;
-        exit + self.prices.ipi_emulation + if suspended { self.prices.wake_vcpu } else { 0 }
+        let wakes = if suspended { self.prices.wake_vcpu } else { 0 };
+        // A call brings all targets at once: nothing is decoded, and each is looked up in a map.
+        let each = if by_call && !writes { self.kvm_prices.ipi_target } else { self.prices.ipi_emulation };
+        exit + each + wakes
     }
 
     /// A shootdown's interrupt comes to a vCPU. A VMM that was asked for the shootdown interrupts its own pCPUs, and drops the

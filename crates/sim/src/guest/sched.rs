@@ -284,6 +284,7 @@ impl World {
         let sleeps = matches!(
             self.vcpus[c].state,
             VcpuState::Halted
+                | VcpuState::HostPolling
                 | VcpuState::Mwait
                 | VcpuState::Polling
                 | VcpuState::Yielding

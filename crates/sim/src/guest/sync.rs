@@ -723,12 +723,13 @@ impl World {
                 self.stretch(c, line, Account::CacheTransfer, true, Step::WakeNext);
             }
             Signal::Ipi => {
-                let exits = u64::from(self.virtualized);
+                let exits = self.ipi_exits(target);
                 let counters = &mut self.vm_mut(c).counters;
                 counters.ipis += 1;
-                counters.ipi_exits += exits;
+                counters.ipi_exits += u64::from(exits);
+                self.vcpus[c].ipi_exits = exits;
                 let p = self.vcpus[c].pcpu as usize;
-                let price = self.ipi_send_price();
+                let price = self.ipi_send_price(exits);
                 let price = price + self.vmm_fetches_in_guest(p, price).total();
                 self.stretch(c, price, Account::Ipi, true, Step::IpiWritten(target as u32));
             }
@@ -770,6 +771,7 @@ impl World {
             VcpuState::Resuming | VcpuState::SchedulingIn | VcpuState::LeavingIdle => Signal::None,
             VcpuState::Polling
             | VcpuState::Mwait
+            | VcpuState::HostPolling
             | VcpuState::Halted
             | VcpuState::EnteringIdle
             | VcpuState::Suspending => self.once(target, Signal::Ipi),
@@ -820,7 +822,7 @@ impl World {
     pub(crate) fn send_reschedule(&mut self, c: usize, target: usize) {
         let woke_vcpu = self.vcpus[target].state == VcpuState::Halted;
         let decision = self.deliver(c, target);
-        if self.virtualized {
+        if self.virtualized && (self.vcpus[c].ipi_exits || woke_vcpu || decision.time > 0) {
             let price = decision.time + self.prices.vm_entry + if woke_vcpu { self.prices.after_send } else { 0 };
             let step = if self.vm(c).events.is_some() { Step::EventSent } else { Step::WakeNext };
             self.stretch(c, price, Account::Ipi, true, step);
@@ -833,12 +835,16 @@ impl World {
 
     /// A vCPU sends a rescheduling interrupt to another; what the VMM's scheduler takes for it.
     pub(crate) fn deliver(&mut self, from: usize, target: usize) -> Cost {
-        if self.scheduler.is_credit() && self.run_state(target) != RunState::Running {
+        if self.scheduler.decides() && self.run_state(target) != RunState::Running {
             return self.post(target, reason::RESCHEDULE, self.vcpus[from].pcpu as usize);
         }
         let slot = slot_of(target, kind::RESCHEDULE);
         if !self.queue.is_pending(slot) {
-            self.queue.schedule(slot, self.now + self.prices.ipi_delivery);
+            let reach = match self.vcpus[target].state {
+                VcpuState::HostPolling => self.prices.cache_line[self.apart(from, target)] + self.prices.poll_notice,
+                _ => self.prices.ipi_delivery,
+            };
+            self.queue.schedule(slot, self.now + reach);
         }
         Cost::default()
     }

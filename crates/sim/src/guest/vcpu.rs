@@ -5,6 +5,7 @@ use super::thread::List;
 use crate::engine::Ps;
 use crate::world::NONE;
 use muster_model::Account;
+use muster_policy::halt_poll;
 use muster_policy::idle::HaltPoll;
 
 /// What a vCPU does.
@@ -28,6 +29,8 @@ pub enum VcpuState {
     EnteringIdle,
     /// The VMM takes it off its pCPU.
     Suspending,
+    /// Has executed HLT, and the host polls for its wake-up.
+    HostPolling,
     /// Has executed HLT: natively the core is in C1, in a VM the vCPU is off its pCPU.
     Halted,
     /// In MWAIT.
@@ -99,6 +102,16 @@ pub struct Vcpu {
     pub account: Account,
     /// It is in a call of the VMM's that is not interrupted there.
     pub in_call: bool,
+    /// How long the host polls when it halts.
+    pub host_poll: halt_poll::HaltPoll,
+    /// When it has executed HLT last.
+    pub halted_at: Ps,
+    /// When the host began to poll for it.
+    pub polled_from: Ps,
+    /// It drops its translations when it comes back to a pCPU.
+    pub flush_at_entry: bool,
+    /// The IPI that it is writing exits.
+    pub ipi_exits: bool,
 }
 
 impl Vcpu {
@@ -131,6 +144,11 @@ impl Vcpu {
             left: None,
             account: Account::Idle,
             in_call: false,
+            host_poll: halt_poll::HaltPoll::default(),
+            halted_at: 0,
+            polled_from: 0,
+            flush_at_entry: false,
+            ipi_exits: false,
         }
     }
 

@@ -9,7 +9,7 @@ use crate::remedy::Daemon;
 use crate::vmm::pm_timer::PmTimer;
 use crate::world::NONE;
 use muster_model::CpuSet;
-use muster_model::study::{Consolidation, Experiment, IdleKind, Placement, Remedy, RemoteWake, VmSpec, WakeSignal};
+use muster_model::study::{Consolidation, IdleKind, Placement, Remedy, RemoteWake, VmSpec, WakeSignal};
 use muster_policy::idle::HaltPollConfig;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -55,6 +55,12 @@ counters! {
     interrupt_exits: u64,
     /// VM exits by writes to the timer.
     timer_exits: u64,
+    /// Halts during which the host polled.
+    host_polls: u64,
+    /// Those that ended while it did.
+    host_poll_hits: u64,
+    /// Translations dropped at a vCPU's return to a pCPU and not by an interrupt.
+    deferred_flushes: u64,
     /// TLB shootdowns with at least one other vCPU.
     shootdowns: u64,
     /// Wake-ups of threads blocked on a lock that were timed.
@@ -136,7 +142,6 @@ pub struct Vm {
 impl Vm {
     /// A guest with these vCPUs, which are all in use, threads and conditions.
     pub(crate) fn new(
-        experiment: &Experiment,
         spec: &VmSpec,
         remedies: &BTreeSet<Remedy>,
         vcpus: Range<usize>,
@@ -148,10 +153,10 @@ impl Vm {
         // A HLT that is not intercepted leaves the core asleep in the guest, as an untrapped MWAIT does; only an IPI ends it.
         let (idle_kind, remote_wake) = match remedies.contains(&Remedy::Nohlt) {
             true => (IdleKind::Mwait, RemoteWake::Ipi),
-            false => (experiment.idle, experiment.remote_wake),
+            false => (spec.guest.idle(), spec.guest.remote_wake()),
         };
         Self {
-            kernel: Kernel::of(experiment),
+            kernel: Kernel::of(spec.guest.kernel),
             is_service: false,
             timer_slop: None,
             pm_timer: None,
@@ -168,9 +173,9 @@ impl Vm {
             idle_kind,
             haltpoll: HaltPollConfig::default(),
             remote_wake,
-            placement: experiment.wakeup,
-            wake_signal: experiment.wake_signal,
-            yielding: experiment.yielding
+            placement: spec.guest.wakeup(),
+            wake_signal: spec.guest.wake_signal(),
+            yielding: spec.guest.yielding()
                 || spec.consolidation == Consolidation::Yielding
                 || remedies.contains(&Remedy::Idle),
             live: threads.len() as u32,

@@ -5,6 +5,7 @@ use crate::engine::books::Cost;
 use crate::guest::vcpu::VcpuState;
 use crate::world::{NONE, World};
 use muster_model::Account;
+use muster_model::study::Apic;
 
 /// A reason to interrupt a vCPU; a vCPU's pending reasons are a set of these bits.
 pub mod reason {
@@ -40,6 +41,7 @@ impl World {
                 self.end_rest(c);
                 self.handle_interrupts(c, false);
             }
+            VcpuState::HostPolling => self.host_poll_hits(c),
             VcpuState::Halted | VcpuState::Mwait => self.leave_halt(c),
             // Interrupts are off; the end of what the vCPU does looks at `pending`.
             VcpuState::Masked
@@ -81,6 +83,7 @@ impl World {
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {
         let prices = &self.prices;
         let flushed_by_vmm = self.vm(c).flush_call.is_some();
+        let posts = self.kvm.apic != Apic::Emulated;
         let mut total = 0;
         let mut first = entering;
         let mut exits = 0;
@@ -95,9 +98,16 @@ impl World {
             total += prices.interrupt;
             if self.virtualized {
                 let by_ipi = bit & (reason::RESCHEDULE | reason::FLUSH) != 0;
+                let exit = !first && !(posts && by_ipi);
+                let enters = if first { prices.vm_entry } else { 0 };
                 let kick = prices.kick() + if by_ipi { prices.kick_delivery } else { 0 };
-                total += if first { prices.inject + prices.vm_entry } else { kick } + prices.end_of_interrupt();
-                exits += u64::from(!first) + 1;
+                total += match (posts, exit) {
+                    (true, true) => enters + kick - prices.inject,
+                    (true, false) => enters,
+                    (false, true) => kick + prices.end_of_interrupt(),
+                    (false, false) => prices.inject + enters + prices.end_of_interrupt(),
+                };
+                exits += u64::from(exit) + u64::from(!posts);
                 first = false;
             }
             total += match bit {

@@ -217,6 +217,23 @@ xen_prices! {
     pmt_read = "sim.xen.pmt-read",
 }
 
+/// What a KVM of today charges besides, in picoseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvmPrices {
+    /// Each further target of the hypercall that interrupts many.
+    pub ipi_target: Ps,
+}
+
+impl KvmPrices {
+    /// Takes the prices out of a profile.
+    ///
+    /// # Errors
+    /// When the profile lacks one.
+    pub fn new(profile: &Profile) -> Result<Self, ModelError> {
+        Ok(Self { ipi_target: from_ns(profile.require_ns("sim.kvm.ipi-target")?) })
+    }
+}
+
 /// What translations cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WalkPrices {

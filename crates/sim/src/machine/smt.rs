@@ -83,6 +83,7 @@ fn is_work(state: VcpuState) -> bool {
         | VcpuState::LeavingIdle => true,
         VcpuState::Spinning
         | VcpuState::AwaitingAcks
+        | VcpuState::HostPolling
         | VcpuState::Halted
         | VcpuState::Mwait
         | VcpuState::Polling

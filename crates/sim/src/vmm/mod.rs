@@ -3,6 +3,8 @@
 //!
 //! On the machine itself (`virtualized` is false) these paths cost what the silicon costs and nothing else.
 
+pub mod idle_periods;
+pub mod kvm;
 pub mod pcpu;
 pub mod pm_timer;
 pub mod preempt;
@@ -83,14 +85,17 @@ impl World {
     }
 
     /// The sender's part of an IPI before it is on its way.
-    pub(crate) fn ipi_send_price(&self) -> Ps {
-        if self.virtualized { self.prices.vm_exit + self.prices.ipi_emulation } else { self.prices.ipi_send }
+    pub(crate) fn ipi_send_price(&self, exits: bool) -> Ps {
+        if exits { self.prices.vm_exit + self.prices.ipi_emulation } else { self.prices.ipi_send }
     }
 
     /// The vCPU executes HLT: on the machine itself the core is in C1 at once; in a VM it exits and is suspended.
     pub(crate) fn halt(&mut self, c: usize) {
         if self.virtualized {
             self.vm_mut(c).counters.halt_exits += 1;
+            if self.polls_for(c) {
+                return;
+            }
             let price = self.prices.vm_exit + self.prices.suspend;
             let fetching = self.vmm_fetches(self.vcpus[c].pcpu as usize, Cause::Vmm, price);
             self.busy(c, VcpuState::Suspending, Account::HaltWake, price + fetching.total());

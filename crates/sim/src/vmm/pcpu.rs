@@ -6,7 +6,7 @@
 //!
 //! Natively nothing of this happens: a vCPU is the core itself.
 
-use super::scheduler::VmmScheduler;
+use super::scheduler::{Next, VmmScheduler};
 use super::shared::Shared;
 use crate::engine::books::{Cost, Parts};
 use crate::engine::{NS, Ps};
@@ -17,7 +17,7 @@ use crate::machine::tlb::{Space, Tlb};
 use crate::machine::walk::Walk;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::{Account, CpuSet};
-use muster_policy::credit::{self, Decision, Touch};
+use muster_policy::credit::{Decision, Touch};
 
 /// What a pCPU does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,11 +45,6 @@ pub mod softirq {
     /// Look for what to run.
     pub const SCHEDULE: u8 = 8;
 }
-
-/// How often a pCPU that runs something charges for it.
-const TICK: Ps = credit::TICK_NS * NS;
-/// How often credits are handed out.
-const PERIOD: Ps = credit::PERIOD_NS * NS;
 
 /// A vCPU as the VMM sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +89,8 @@ pub struct Pcpu {
     pub tlb: Tlb,
     /// Whose code ran last.
     pub space: Space,
+    /// Since when it idles, if it does.
+    pub idle_since: Ps,
 }
 
 impl Pcpu {
@@ -112,6 +109,7 @@ impl Pcpu {
             refill: 0,
             tlb: Tlb::default(),
             space: Space::Kernel,
+            idle_since: 0,
         }
     }
 }
@@ -140,8 +138,9 @@ impl World {
         self.ledgers.enter_vcpu(c, self.now, Account::Idle);
         self.pcpus[p].state = PcpuState::Vmm;
         self.pcpus[p].softirqs |= softirq::SCHEDULE;
-        if self.scheduler.is_credit() {
-            self.decide(p, |scheduler, _| scheduler.block(c as u32));
+        if self.scheduler.decides() {
+            let now_ns = self.now / NS;
+            self.decide(p, |scheduler, _| scheduler.block(c, now_ns));
         }
         self.do_softirqs(p);
     }
@@ -149,7 +148,7 @@ impl World {
     /// An interrupt for a halted vCPU comes to the pCPU on which that was last.
     pub(crate) fn wake_by_interrupt(&mut self, c: usize) {
         let p = self.unhalt(c);
-        if self.scheduler.is_credit() {
+        if self.scheduler.decides() {
             self.pcpus[p].woken.push(c as u32);
             self.host_interrupt(p, softirq::WAKE);
         } else {
@@ -170,6 +169,7 @@ impl World {
 
     /// A halted vCPU waits for a pCPU from now on; where it was last.
     fn unhalt(&mut self, c: usize) -> usize {
+        self.note_halt(c);
         self.vcpus[c].state = VcpuState::SchedulingIn;
         self.ledgers.enter_vcpu(c, self.now, Account::Steal);
         self.vcpus[c].pcpu as usize
@@ -182,7 +182,9 @@ impl World {
             self.vcpus[c].pending = reason::RESCHEDULE;
             self.wake_vcpu(c, p);
         }
-        self.queue.schedule(slot_of(0, kind::ACCOUNT), PERIOD);
+        let (period, shared) = (self.scheduler.period(), matches!(self.scheduler, VmmScheduler::Credit(_)));
+        let timers = if shared { 1 } else { self.vms.len() };
+        (0..timers).for_each(|vm| self.queue.schedule(slot_of(vm, kind::ACCOUNT), period));
     }
 
     // ---- into the VMM and out of it ----
@@ -192,6 +194,7 @@ impl World {
         self.pcpus[p].softirqs |= softirqs;
         match self.pcpus[p].state {
             PcpuState::Idle => {
+                self.idle_periods.add(self.now - self.pcpus[p].idle_since);
                 let price = self.prices.c1_exit + self.prices.host_interrupt + self.prices.host_idle_exit;
                 self.in_vmm(p, PcpuState::Waking, Account::HaltWake, price.into());
             }
@@ -208,6 +211,7 @@ impl World {
             return;
         }
         let wakes = match self.vcpus[c].state {
+            VcpuState::HostPolling => return self.interrupt_host_poll(p, c),
             // It is in the VMM on its own behalf, which looks again when it is done.
             VcpuState::Suspending | VcpuState::SchedulingIn => return,
             VcpuState::Mwait => self.prices.c1_exit,
@@ -251,6 +255,7 @@ impl World {
         }
         if pcpu.current == NONE {
             pcpu.state = PcpuState::Idle;
+            pcpu.idle_since = self.now;
             self.note_awake(p, false);
             return self.ledgers.enter_pcpu(p, self.now, Account::Idle);
         }
@@ -281,9 +286,8 @@ impl World {
         if cost.time == 0 { self.vmm_over(p) } else { self.in_vmm(p, PcpuState::Vmm, Account::VmmScheduler, cost) }
     }
 
-    /// What a pCPU has to do for the credit scheduler before it looks for what to run; what that takes.
+    /// What a pCPU has to do for the scheduler before it looks for what to run; what that takes.
     fn ask_scheduler(&mut self, p: usize, softirqs: u8) -> Cost {
-        let now_ns = self.now / NS;
         let mut cost = Cost::default();
         if softirqs & softirq::WAKE != 0 {
             let mut woken = std::mem::take(&mut self.pcpus[p].woken);
@@ -291,15 +295,18 @@ impl World {
             self.pcpus[p].woken = woken;
         }
         if softirqs & softirq::TICK != 0 {
-            cost += self.decide(p, |scheduler, _| scheduler.tick(p, now_ns));
+            cost += self.tick_scheduler(p);
         }
         if softirqs & softirq::ACCOUNT != 0 {
-            cost += self.decide(p, |scheduler, _| {
-                let done = scheduler.account(p);
-                Decision { touches: done.touches, kicks: done.kicks }
-            });
+            cost += self.decide(p, |scheduler, _| scheduler.account(p));
         }
         cost
+    }
+
+    /// The scheduler's tick on a pCPU.
+    pub(super) fn tick_scheduler(&mut self, p: usize) -> Cost {
+        let now_ns = self.now / NS;
+        self.decide(p, |scheduler, _| scheduler.tick(p, now_ns))
     }
 
     /// A vCPU that was stopped enters the guest again; with interrupts pending, their handler pays for that.
@@ -312,13 +319,16 @@ impl World {
 
     /// The VMM makes a vCPU runnable; what that costs the pCPU `by`, which does it.
     fn wake_vcpu(&mut self, c: usize, by: usize) -> Cost {
-        self.decide(by, |scheduler, _| scheduler.wake(c as u32, by))
+        let now_ns = self.now / NS;
+        let cost = self.decide(by, |scheduler, _| scheduler.wake(c, by, now_ns));
+        self.end_poll_before(c);
+        cost
     }
 
     /// Decides what a pCPU runs from now on, and switches to it; what that takes.
     fn schedule_pcpu(&mut self, p: usize) -> Cost {
         let (next, mut cost) = match self.scheduler {
-            VmmScheduler::Credit(_) => self.next_vcpu(p),
+            VmmScheduler::Credit(_) | VmmScheduler::Eevdf(_) => self.next_vcpu(p),
             VmmScheduler::Pinned if self.vcpus[p].state == VcpuState::Halted => (NONE, Cost::default()),
             VmmScheduler::Pinned => (p as u32, Cost::default()),
         };
@@ -339,58 +349,64 @@ impl World {
         let unblock = if vcpu.state == VcpuState::SchedulingIn { self.prices.unblock } else { 0 };
         let is_followed = from == p || self.follows_caches_of(next as usize);
         self.pcpus[p].refill = if is_followed { 0 } else { self.prices.refill[self.between(from, p)] };
-        cost.time += self.prices.schedule_in + unblock;
+        cost.time += self.prices.schedule_in + unblock + self.flush_at_entry(next as usize);
         cost
     }
 
-    /// The vCPU that the credit scheduler wants on a pCPU, or [`NONE`], and what the decision costs.
+    /// The vCPU that the scheduler wants on a pCPU, or [`NONE`], and what the decision costs.
     fn next_vcpu(&mut self, p: usize) -> (u32, Cost) {
         let now = self.now;
-        let (mut vcpu, mut slice_ns) = (None, None);
+        let mut next = Next { vcpu: None, slice_ns: None };
         let cost = self.decide(p, |scheduler, shared| {
-            let next = scheduler.schedule(p, now / NS, |other| shared.is_scheduling(other, now));
-            (vcpu, slice_ns) = (next.vcpu, next.slice_ns);
-            Decision { touches: next.touches, kicks: next.kicks }
+            let (chosen, decision) = scheduler.schedule(p, now / NS, |other| shared.is_scheduling(other, now));
+            next = chosen;
+            decision
         });
-        self.set_timers(p, slice_ns);
-        (vcpu.unwrap_or(NONE), cost)
+        self.set_timers(p, &next);
+        (next.vcpu.unwrap_or(NONE), cost)
     }
 
     /// The slice and the tick of a pCPU that runs something; an idle one has neither.
-    fn set_timers(&mut self, p: usize, slice_ns: Option<u64>) {
+    fn set_timers(&mut self, p: usize, next: &Next) {
         let (slice, tick) = (slot_of(p, kind::SLICE), slot_of(p, kind::HOST_TICK));
-        let Some(slice_ns) = slice_ns else {
-            self.queue.cancel(slice);
-            return self.queue.cancel(tick);
-        };
-        self.queue.schedule(slice, self.now + slice_ns * NS);
-        if !self.queue.is_pending(tick) {
-            self.queue.schedule(tick, (self.now / TICK + 1) * TICK);
+        match next.slice_ns {
+            Some(slice_ns) => self.queue.schedule(slice, self.now + slice_ns * NS),
+            None => self.queue.cancel(slice),
+        }
+        if next.vcpu.is_none() {
+            self.queue.cancel(tick);
+        } else if !self.queue.is_pending(tick) {
+            let period = self.scheduler.tick_period();
+            self.queue.schedule(tick, (self.now / period + 1) * period);
         }
     }
 
     /// The scheduler's tick of a pCPU is due.
     pub(crate) fn host_tick_due(&mut self, p: usize) {
-        self.queue.schedule(slot_of(p, kind::HOST_TICK), self.now + TICK);
+        self.queue.schedule(slot_of(p, kind::HOST_TICK), self.now + self.scheduler.tick_period());
         self.host_interrupt(p, softirq::TICK);
     }
 
-    /// Credits are to be handed out, by the first pCPU.
-    pub(crate) fn account_due(&mut self) {
-        self.stuck = (0..self.vms.len()).any(|vm| self.nothing_can_happen(vm));
-        self.queue.schedule(slot_of(0, kind::ACCOUNT), self.now + PERIOD);
-        self.host_interrupt(0, softirq::ACCOUNT);
+    /// Credits are to be handed out, by the first pCPU, or a VM's quota is renewed: what that timer takes is left out.
+    pub(crate) fn account_due(&mut self, vm: usize) {
+        self.queue.schedule(slot_of(vm, kind::ACCOUNT), self.now + self.scheduler.period());
+        if let VmmScheduler::Credit(_) = self.scheduler {
+            self.stuck = (0..self.vms.len()).any(|vm| self.nothing_can_happen(vm));
+            return self.host_interrupt(0, softirq::ACCOUNT);
+        }
+        self.stuck |= self.nothing_can_happen(vm);
+        let now_ns = self.now / NS;
+        self.decide(0, |scheduler, _| scheduler.refill(vm, now_ns));
     }
 
-    /// Has the pCPU `by` ask the credit scheduler something, and does what follows; what that takes.
+    /// Has the pCPU `by` ask the scheduler something, and does what follows; what that takes.
     fn decide(
         &mut self,
         by: usize,
-        question: impl for<'a> FnOnce(&'a mut credit::Scheduler, &Shared) -> Decision<'a>,
+        question: impl for<'a> FnOnce(&'a mut VmmScheduler, &Shared) -> Decision<'a>,
     ) -> Cost {
         let mut scheduler = std::mem::take(&mut self.scheduler);
-        let VmmScheduler::Credit(credit) = &mut scheduler else { unreachable!("pinned vCPUs need no decision") };
-        let Decision { touches, kicks } = question(credit, &self.shared);
+        let Decision { touches, kicks } = question(&mut scheduler, &self.shared);
         self.scheduling.decisions += 1;
         let mut cost = self.charge_touches(by, touches);
         cost.time += self.kick(by, kicks);

@@ -2,8 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use muster_model::study::{
-    Consolidation, Environment, Experiment, GuestKernel, IdleKind, Pin, Placement, Remedy, RemoteWake, Share, Tickle,
-    VmScheduler, VmSpec, WakeSignal,
+    Apic, Consolidation, Environment, Experiment, GuestKernel, IdleKind, Kvm, Pin, Placement, Remedy, RemoteWake,
+    Share, Tickle, VmScheduler, VmSpec, WakeSignal,
 };
 use muster_model::workload::WorkingSet;
 use muster_model::{Account, Profile, Topology, Workload};
@@ -165,10 +165,41 @@ fn share(case: &mut Case, draw: &mut Draw) {
         let share = vm_share(draw, vcpus, pcpus);
         let threads = Some(draw.below(12) as u32 + 1);
         let repeat = draw.below(2) == 0;
-        let workload = String::new();
-        let own = VmSpec::new(workload, vcpus);
-        experiment.vms.push(VmSpec { threads, share, consolidation, repeat, ..own });
+        experiment.vms.push(VmSpec { threads, share, consolidation, repeat, ..VmSpec::new(String::new(), vcpus) });
         case.company.push(random_workload(draw));
+    }
+}
+
+/// Puts a VM of KVM's, or several, on a KVM of today, with guests of different kinds.
+fn on_kvm(case: &mut Case, draw: &mut Draw) {
+    let experiment = &mut case.experiment;
+    if experiment.environment != Environment::Virtual {
+        return;
+    }
+    if draw.below(4) > 0 {
+        experiment.kvm = Some(Kvm {
+            halt_poll_ns: [0, 20_000, 200_000, 1_000_000][draw.below(4)],
+            halt_poll_ns_grow: draw.below(4) as u64,
+            halt_poll_ns_grow_start: [0, 10_000][draw.below(2)],
+            halt_poll_ns_shrink: draw.below(3) as u64,
+            pv_tlb_flush: draw.below(2) == 0,
+            pv_ipi: draw.below(2) == 0,
+            apic: [Apic::Emulated, Apic::Posted, Apic::Avic][draw.below(3)],
+            host_hz: [100, 250, 1000][draw.below(3)],
+        });
+    }
+    if experiment.scheduler == Some(VmScheduler::Credit) && (experiment.kvm.is_some() || draw.below(3) > 0) {
+        experiment.scheduler = Some(VmScheduler::Eevdf);
+    }
+    let mut kernel = || [None, Some(GuestKernel::Linux6), Some(GuestKernel::Windows2003)][draw.below(3)];
+    experiment.kernel = kernel();
+    experiment.vms.iter_mut().for_each(|vm| vm.guest.kernel = kernel());
+    for vm in &mut experiment.vms {
+        let guest = &mut vm.guest;
+        guest.idle = [None, Some(IdleKind::Halt), Some(IdleKind::Poll), Some(IdleKind::Haltpoll)][draw.below(4)];
+        guest.remote_wake = [None, Some(RemoteWake::Flag), Some(RemoteWake::Ipi)][draw.below(3)];
+        guest.wakeup = [None, Some(Placement::Spread), Some(Placement::Colocate)][draw.below(3)];
+        guest.yielding = [None, Some(true), Some(false)][draw.below(3)];
     }
 }
 
