@@ -78,18 +78,15 @@ pub struct Made {
 pub fn plan(tree: &Tree, facts: &HostFacts, settings: &[Setting]) -> Result<Plan> {
     let mut plan = Plan::default();
     for setting in settings {
-        let steps = plan.steps.len();
-        let known = plan.already.len();
+        let already = plan.already.len();
         match setting {
             Setting::File { path, value, .. } => plan.write(tree, path.clone(), value)?,
             Setting::Parameter { module, name, value, .. } => plan.parameter(tree, facts, module, name, value)?,
             Setting::VirtualFunctions { device, count } => plan.functions(tree, device, *count)?,
             Setting::Driver { device, driver } => plan.driver(tree, device, driver.as_deref())?,
         }
-        let changes = plan.steps.len() > steps || plan.already.len() == known;
-        if let Some(note) = setting.effect().note().filter(|_| changes) {
-            let note = format!("{setting}: {note}");
-            plan.notes.push(note);
+        if let Some(note) = setting.effect().note().filter(|_| plan.already.len() == already) {
+            plan.notes.push(format!("{setting}: {note}"));
         }
     }
     Ok(plan)

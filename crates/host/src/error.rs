@@ -61,6 +61,17 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// The signal that ended it, if one did.
+    pub fn signal(&self) -> Option<i32> {
+        match self {
+            Self::Signal(signal) => Some(*signal),
+            Self::Undone { cause, .. } => cause.signal(),
+            _ => None,
+        }
+    }
+}
+
 fn undone(report: &Report) -> String {
     match report.is_complete() {
         true => "everything was put back".to_owned(),

@@ -150,12 +150,11 @@ fn apply(args: ApplyArgs) -> anyhow::Result<ExitCode> {
     let made = match args.dry_run {
         true => muster_host::apply::preview(&tree, &plan),
         false => match muster_host::apply::carry_out(&tree, &plan) {
-            Err(Error::Undone { cause, report }) if matches!(*cause, Error::Signal(_)) => {
-                let Error::Signal(signal) = *cause else { unreachable!("matched above") };
-                eprintln!("muster: {}", Error::Undone { cause: Box::new(Error::Signal(signal)), report });
-                return Ok(ExitCode::from(128 + signal as u8));
-            }
-            made => made.map_err(refuse)?,
+            Ok(made) => made,
+            Err(error) => match error.signal() {
+                Some(signal) => return Ok(ended(&error, signal)),
+                None => return Err(refuse(error)),
+            },
         },
     };
     match args.place.json {
@@ -198,6 +197,12 @@ fn refuse(error: Error) -> anyhow::Error {
         Error::Request(_) | Error::NotPermitted { .. } => BadInput(error.to_string()).into(),
         other => other.into(),
     }
+}
+
+/// The exit code of a program that a signal ended.
+fn ended(error: &Error, signal: i32) -> ExitCode {
+    eprintln!("muster: {error}");
+    ExitCode::from(128 + signal as u8)
 }
 
 /// `A=B`, both of them there.
