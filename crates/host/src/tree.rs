@@ -1,5 +1,6 @@
 //! A root directory with `proc`, `sys` and `dev` in it: the running system's, or a recorded one.
 
+use crate::error::{Error, Result};
 use muster_model::host::Unreadable;
 use std::cell::RefCell;
 use std::fs;
@@ -19,12 +20,13 @@ impl Tree {
     /// The tree below `root`.
     ///
     /// # Errors
-    /// When `root` is no directory, or has neither `proc` nor `sys`.
-    pub fn at(root: &Path) -> io::Result<Self> {
+    /// [`Error::Root`] when `root` is no directory, or has neither `proc` nor `sys`.
+    pub fn at(root: &Path) -> Result<Self> {
+        let refused = |why: String| Error::Root { path: root.to_owned(), why };
         // Absolute, because the journal of changes is read from elsewhere.
-        let root = root.canonicalize()?;
-        if !root.is_dir() || !["proc", "sys"].iter().any(|name| root.join(name).is_dir()) {
-            return Err(io::Error::other("a directory with `proc` or `sys` in it is expected"));
+        let root = root.canonicalize().map_err(|error| refused(error.to_string()))?;
+        if !["proc", "sys"].iter().any(|name| root.join(name).is_dir()) {
+            return Err(refused("a directory with `proc` or `sys` in it is expected".to_owned()));
         }
         Ok(Self { root, unreadable: RefCell::new(Vec::new()) })
     }

@@ -2,6 +2,7 @@
 
 use crate::{CpuMask, Process, Thread};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One journaled thing: a file, a thread, a family, a cgroup, a helper. All changes of the same thing share it.
@@ -37,6 +38,42 @@ pub enum Change {
         before: String,
         /// What is about to be written.
         after: String,
+    },
+    /// The number of virtual functions of a PCI device is about to be set, by way of 0 where there are some already.
+    /// Exclusive by device.
+    VirtualFunctions {
+        /// The directory with `sys` and `proc` in it.
+        root: PathBuf,
+        /// The device's address, such as `0000:03:00.0`.
+        device: String,
+        /// How many it has now.
+        before: u64,
+        /// How many it is about to have.
+        after: u64,
+    },
+    /// A PCI device is about to get another driver, by `driver_override`.
+    /// Exclusive by device.
+    Driver {
+        /// The directory with `sys` and `proc` in it.
+        root: PathBuf,
+        /// The device's address.
+        device: String,
+        /// Its driver now.
+        before: Option<String>,
+        /// What its `driver_override` reads now.
+        before_override: String,
+        /// The driver about to be set; none for whichever the kernel finds.
+        after: Option<String>,
+    },
+    /// A kernel module is about to be loaded, or loaded anew with other parameters, on the running system.
+    /// Exclusive by module.
+    Module {
+        /// Its name.
+        module: String,
+        /// Those of its parameters that change, as they are now; none where it is not loaded.
+        before: Option<BTreeMap<String, String>>,
+        /// Those parameters as they are about to be.
+        after: BTreeMap<String, String>,
     },
     /// One thread's affinity, outside any family.
     Affinity {

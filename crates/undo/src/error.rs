@@ -43,6 +43,22 @@ pub enum Error {
         /// What is allowed.
         why: String,
     },
+    /// The kernel did not do what was asked of a PCI device.
+    #[error("PCI device {device}: {source}")]
+    Device {
+        /// Its address.
+        device: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The kernel did not do what was asked of a module.
+    #[error("module {module}: {source}")]
+    Module {
+        /// Its name.
+        module: String,
+        /// What the system said.
+        source: io::Error,
+    },
     /// A journal that cannot be read.
     #[error("{} is not a journal: {why}", path.display())]
     Malformed {

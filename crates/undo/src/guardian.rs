@@ -7,7 +7,7 @@
 
 use crate::directory::Directory;
 use crate::journal::RUN_VARIABLE;
-use crate::recover::{State, Stored, recover_one};
+use crate::recover::{Scope, State, Stored, recover_one};
 use crate::report::Report;
 use crate::restore::Mode;
 use crate::{Error, Process, Result};
@@ -78,7 +78,7 @@ pub fn watch(path: &Path) -> Result<Option<Report>> {
     {
         wait_for_end(stored.header.owner);
     }
-    recover_one(&directory, run, Mode::Apply)
+    recover_one(&directory, run, Scope::Abandoned, Mode::Apply)
 }
 
 /// The process that [`crate::new_run_id`] made this id for.

@@ -6,8 +6,10 @@ use crate::directory::Directory;
 use crate::pending::{Entry, Pending, Place};
 use crate::recover::{State, Stored};
 use crate::report::Report;
+use crate::restore::{module, pci};
 use crate::{Error, Process, Result, restore};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -29,6 +31,9 @@ pub(crate) struct Header {
     pub boot: String,
     /// The PID namespace its process numbers belong to.
     pub pid_namespace: String,
+    /// What the changes are about, for whoever undoes only some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub about: Option<String>,
 }
 
 /// Any further line.
@@ -42,6 +47,9 @@ pub(crate) enum Line {
     },
     Settled {
         settled: Vec<EntryId>,
+    },
+    Kept {
+        kept: bool,
     },
 }
 
@@ -82,6 +90,7 @@ impl Header {
             owner: Process::this()?,
             boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
             pid_namespace: fs::read_link("/proc/self/ns/pid")?.to_string_lossy().into_owned(),
+            about: None,
         })
     }
 }
@@ -92,12 +101,21 @@ impl Journal {
     /// # Errors
     /// When the directory cannot be written, `/proc` cannot be read, or the run id is malformed or in use.
     pub fn create(directory: Directory, run: &str) -> Result<Self> {
+        Self::create_about(directory, run, None)
+    }
+
+    /// The same for changes that are about `about`, see [`crate::undo_about`].
+    ///
+    /// # Errors
+    /// As [`Journal::create`].
+    pub fn create_about(directory: Directory, run: &str, about: Option<&str>) -> Result<Self> {
         let allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         if run.is_empty() || run.len() > 64 || !run.chars().all(allowed) {
             let why = "a run id has 1 to 64 letters, digits, `-` and `_`".to_owned();
             return Err(Error::Refused { what: format!("run `{run}`"), why });
         }
-        let header = Header::of_this_process(run).map_err(Error::io("read", "/proc"))?;
+        let mut header = Header::of_this_process(run).map_err(Error::io("read", "/proc"))?;
+        header.about = about.map(str::to_owned);
         let path = directory.journal_path(run);
         // Under the lock, so that nobody takes the still empty file for an abandoned one.
         let lock = directory.lock()?;
@@ -140,7 +158,13 @@ impl Journal {
                 restore::check(change).map_err(|why| Error::Refused { what: restore::name(change), why })?;
                 let exclusive = matches!(
                     change,
-                    Change::File { .. } | Change::Family { .. } | Change::Cgroup { .. } | Change::Controller { .. }
+                    Change::File { .. }
+                        | Change::VirtualFunctions { .. }
+                        | Change::Driver { .. }
+                        | Change::Module { .. }
+                        | Change::Family { .. }
+                        | Change::Cgroup { .. }
+                        | Change::Controller { .. }
                 );
                 let claim = exclusive.then(|| self.claim(change)).transpose()?;
                 self.append_change(&mut inner, id, change)?;
@@ -161,6 +185,66 @@ impl Journal {
         let id = self.record(&Change::File { path: path.to_owned(), before, after: value.to_owned() })?;
         restore::write_kernel_file(path, value).map_err(Error::io("write", path))?;
         Ok(id)
+    }
+
+    /// Records and sets the number of virtual functions of the PCI device `device` below `root`.
+    ///
+    /// # Errors
+    /// As [`Journal::record`]; when a guest uses one of those there are; when the kernel does not do it.
+    pub fn set_virtual_functions(&self, root: &Path, device: &str, count: u64) -> Result<EntryId> {
+        let failed = |error| Error::Device { device: device.to_owned(), source: error };
+        let before = pci::count(root, device).map_err(failed)?;
+        let (root_path, name) = (root.to_owned(), device.to_owned());
+        let id = self.record(&Change::VirtualFunctions { root: root_path, device: name, before, after: count })?;
+        if let Some(why) = pci::functions_in_use(root, device) {
+            return Err(Error::Refused { what: format!("a change of the virtual functions of {device}"), why });
+        }
+        pci::set_count(root, device, count).map_err(failed)?;
+        Ok(id)
+    }
+
+    /// Records and changes the driver of the PCI device `device` below `root`; none leaves the choice to the kernel.
+    ///
+    /// # Errors
+    /// As [`Journal::record`]; when a guest uses the device; when the kernel does not do it.
+    pub fn bind(&self, root: &Path, device: &str, driver: Option<&str>) -> Result<EntryId> {
+        let failed = |error| Error::Device { device: device.to_owned(), source: error };
+        let id = self.record(&Change::Driver {
+            root: root.to_owned(),
+            device: device.to_owned(),
+            before: pci::driver(root, device),
+            before_override: pci::override_of(root, device).map_err(failed)?,
+            after: driver.map(str::to_owned),
+        })?;
+        if let Some(why) = pci::in_use(root, device) {
+            return Err(Error::Refused { what: format!("another driver for {device}"), why });
+        }
+        pci::bind(root, device, driver).map_err(failed)?;
+        Ok(id)
+    }
+
+    /// Records and loads the kernel module `module` with these parameters, anew where it is loaded already.
+    ///
+    /// # Errors
+    /// As [`Journal::record`], and when modprobe(8) does not do it, for example because the module is in use.
+    pub fn load_module(&self, module: &str, parameters: &BTreeMap<String, String>) -> Result<EntryId> {
+        let failed = |error| Error::Module { module: module.to_owned(), source: error };
+        module::check(module).map_err(|why| Error::Refused { what: format!("module {module}"), why })?;
+        let before = module::is_loaded(module).then(|| module::parameters(module, parameters.keys()));
+        let before = before.transpose().map_err(failed)?;
+        let id = self.record(&Change::Module { module: module.to_owned(), before, after: parameters.clone() })?;
+        module::reload(module, parameters).map_err(failed)?;
+        Ok(id)
+    }
+
+    /// Ends the journal without undoing it: from now on its changes are meant to stay, also after the end of this
+    /// process, until somebody asks for [`crate::undo_all`] or [`crate::undo_about`]. Until this returns they are undone
+    /// like any others once this process is dead.
+    ///
+    /// # Errors
+    /// When the journal cannot be written: then nothing is kept.
+    pub fn keep(self) -> Result<()> {
+        self.inner().append(&Line::Kept { kept: true }).map_err(Error::io("write", &self.path))
     }
 
     /// Notes that an entry is undone, by other means than this crate.
@@ -229,6 +313,7 @@ impl Journal {
             if let Some(what) = stored.pending.claims(change) {
                 let by = match state {
                     State::Running => format!("a running muster, process {}", stored.header.owner.pid),
+                    State::Kept => format!("run {run}, whose changes were to stay: undo it first by `muster undo`"),
                     _ => format!("run {run}, which did not end well: run `muster undo`"),
                 };
                 return Err(Error::Claimed { what, by });

@@ -5,6 +5,8 @@
 //! start or by `muster undo`. Each value is put back only while it still is one that the run applied: whatever
 //! somebody else has set since stays, and the [`Report`] says so.
 //!
+//! Changes that are meant to outlive their process are kept ([`Journal::keep`]): only who asks for it undoes them.
+//!
 //! A journal outlives its process, not the kernel: nothing that may be recorded here survives a reboot, so a journal of
 //! an earlier boot is dropped, and no write is synced. It reads and writes `/proc`, kernel files, cgroups and the
 //! journal directory, and depends on no other crate of the project.
@@ -28,5 +30,6 @@ pub use directory::Directory;
 pub use error::{Error, Result};
 pub use identity::{Process, Thread};
 pub use journal::{Journal, RUN_VARIABLE, new_run_id};
-pub use recover::{JournalInfo, State, list, preview, recover};
+pub use pending::reads_as;
+pub use recover::{JournalInfo, State, list, preview, recover, undo_about, undo_all};
 pub use report::{Item, Report};

@@ -18,12 +18,26 @@ pub(crate) struct Pending {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Entry {
     File { path: PathBuf, values: Values<String> },
+    VirtualFunctions { root: PathBuf, device: String, values: Values<u64> },
+    Driver { root: PathBuf, device: String, values: Values<Binding> },
+    Module { module: String, before: Option<Parameters>, applied: Vec<Parameters> },
     Affinity { thread: Thread, values: Values<CpuMask> },
     Scheduling { thread: Thread, values: Values<Scheduling> },
     Family(Family),
     Cgroup { path: PathBuf, home: PathBuf, moved: HashMap<Thread, PathBuf> },
     Controller { parent: PathBuf, name: String },
     Helper { process: Process },
+}
+
+/// Parameters of a module.
+pub(crate) type Parameters = BTreeMap<String, String>;
+
+/// How a PCI device is bound.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Binding {
+    pub driver: Option<String>,
+    /// What `driver_override` reads.
+    pub chosen: String,
 }
 
 /// What a thing had been, and what muster made of it.
@@ -56,6 +70,18 @@ impl Same for CpuMask {
     }
 }
 
+impl Same for u64 {
+    fn same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+impl Same for Binding {
+    fn same(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
 impl Same for Scheduling {
     fn same(&self, other: &Self) -> bool {
         self == other
@@ -76,6 +102,11 @@ impl Same for String {
             || boolean(mine).is_some() && boolean(mine) == boolean(theirs)
             || cpus(mine).is_some() && cpus(mine) == cpus(theirs)
     }
+}
+
+/// Whether a kernel file that now holds `content` has taken `value`.
+pub fn reads_as(content: &str, value: &str) -> bool {
+    content.to_owned().same(&value.to_owned())
 }
 
 /// The chosen one of `always [madvise] never`, which is also what to write to choose it; any other content as it is,
@@ -126,6 +157,9 @@ pub(crate) enum Verdict {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     File(PathBuf),
+    VirtualFunctions(PathBuf, String),
+    Driver(PathBuf, String),
+    Module(String),
     Affinity(Thread),
     Scheduling(Thread),
     Family(Option<String>, Option<Process>),
@@ -139,6 +173,9 @@ impl Key {
     fn of(change: &Change) -> Option<Self> {
         Some(match change {
             Change::File { path, .. } => Self::File(path.clone()),
+            Change::VirtualFunctions { root, device, .. } => Self::VirtualFunctions(root.clone(), device.clone()),
+            Change::Driver { root, device, .. } => Self::Driver(root.clone(), device.clone()),
+            Change::Module { module, .. } => Self::Module(module.clone()),
             Change::Affinity { thread, .. } => Self::Affinity(*thread),
             Change::Scheduling { thread, .. } => Self::Scheduling(*thread),
             Change::Family { marker, root, .. } => Self::Family(marker.clone(), *root),
@@ -177,6 +214,13 @@ impl Pending {
         let Some(&id) = self.index.get(&key) else { return Ok(Place::New(EntryId(self.next))) };
         let known = match (change, &self.entries[&id]) {
             (Change::File { before, after, .. }, Entry::File { values, .. }) => values.is_known(before, after),
+            (Change::VirtualFunctions { before, after, .. }, Entry::VirtualFunctions { values, .. }) => {
+                values.is_known(before, after)
+            }
+            (Change::Driver { before, before_override, after, .. }, Entry::Driver { values, .. }) => {
+                values.is_known(&binding(before, before_override), &binding(after, after.as_deref().unwrap_or("")))
+            }
+            (Change::Module { after, .. }, Entry::Module { applied, .. }) => applied.contains(after),
             (Change::Affinity { before, applied, .. }, Entry::Affinity { values, .. }) => {
                 values.is_known(before, applied)
             }
@@ -251,6 +295,16 @@ impl Pending {
         self.entries.values().find_map(|entry| match (entry, change) {
             (Entry::File { path, .. }, Change::File { path: wanted, .. })
             | (Entry::Cgroup { path, .. }, Change::Cgroup { path: wanted, .. }) => claimed(path, wanted),
+            (
+                Entry::VirtualFunctions { root, device, .. },
+                Change::VirtualFunctions { root: there, device: wanted, .. },
+            )
+            | (Entry::Driver { root, device, .. }, Change::Driver { root: there, device: wanted, .. }) => {
+                ((root, device) == (there, wanted)).then(|| entry.describe())
+            }
+            (Entry::Module { module, .. }, Change::Module { module: wanted, .. }) => {
+                (module == wanted).then(|| entry.describe())
+            }
             (Entry::Controller { parent, name }, Change::Controller { parent: wanted, name: wanted_name }) => {
                 (name == wanted_name).then(|| claimed(parent, wanted)).flatten()
             }
@@ -260,6 +314,10 @@ impl Pending {
             _ => None,
         })
     }
+}
+
+fn binding(driver: &Option<String>, chosen: &str) -> Binding {
+    Binding { driver: driver.clone(), chosen: chosen.to_owned() }
 }
 
 fn claimed(path: &Path, wanted: &Path) -> Option<String> {
@@ -272,6 +330,16 @@ impl Entry {
             Change::File { path, before, after } => {
                 Self::File { path, values: Values { original: before, applied: vec![after] } }
             }
+            // 0 is on the way from one number to another.
+            Change::VirtualFunctions { root, device, before, after } => {
+                Self::VirtualFunctions { root, device, values: Values { original: before, applied: vec![0, after] } }
+            }
+            Change::Driver { root, device, before, before_override, after } => {
+                let applied = vec![binding(&after, after.as_deref().unwrap_or(""))];
+                let original = Binding { driver: before, chosen: before_override };
+                Self::Driver { root, device, values: Values { original, applied } }
+            }
+            Change::Module { module, before, after } => Self::Module { module, before, applied: vec![after] },
             Change::Affinity { thread, before, applied } => {
                 Self::Affinity { thread, values: Values { original: before, applied: vec![applied] } }
             }
@@ -297,6 +365,13 @@ impl Entry {
     fn add(&mut self, change: Change) {
         match (self, change) {
             (Self::File { values, .. }, Change::File { before, after, .. }) => values.note(&before, &after),
+            (Self::VirtualFunctions { values, .. }, Change::VirtualFunctions { before, after, .. }) => {
+                values.note(&before, &after);
+            }
+            (Self::Driver { values, .. }, Change::Driver { before, before_override, after, .. }) => {
+                values.note(&binding(&before, &before_override), &binding(&after, after.as_deref().unwrap_or("")));
+            }
+            (Self::Module { applied, .. }, Change::Module { after, .. }) => applied.push(after),
             (Self::Affinity { values, .. }, Change::Affinity { before, applied, .. }) => values.note(&before, &applied),
             (Self::Scheduling { values, .. }, Change::Scheduling { before, applied, .. }) => {
                 values.note(&before, &applied);
@@ -321,6 +396,10 @@ impl Entry {
     pub fn describe(&self) -> String {
         match self {
             Self::File { path, .. } => path.display().to_string(),
+            Self::VirtualFunctions { device, .. } => format!("number of virtual functions of {device}"),
+            Self::Driver { device, .. } => format!("driver of {device}"),
+            Self::Module { module, before: None, .. } => format!("module {module}, not loaded before"),
+            Self::Module { module, .. } => format!("parameters of module {module}"),
             Self::Affinity { thread, .. } => format!("affinity of thread {} of process {}", thread.tid, thread.pid),
             Self::Scheduling { thread, .. } => format!("scheduling of thread {} of process {}", thread.tid, thread.pid),
             Self::Family(family) => match (&family.root, &family.marker) {

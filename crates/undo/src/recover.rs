@@ -25,6 +25,8 @@ pub enum State {
     Running,
     /// Its muster is dead: to be undone.
     Abandoned,
+    /// Its changes were to stay: undone only when asked for.
+    Kept,
     /// It is of an earlier boot: nothing of it is left to be undone.
     EarlierBoot,
     /// Its process numbers belong to another PID namespace (another container): only a muster there can undo it.
@@ -40,6 +42,8 @@ pub struct JournalInfo {
     pub journal: PathBuf,
     /// The process that wrote it.
     pub owner: Process,
+    /// What its changes are about.
+    pub about: Option<String>,
     /// Whose it is now.
     pub state: State,
     /// What is to be undone, in words, oldest first.
@@ -54,6 +58,7 @@ pub(crate) struct Stored {
     /// Numbers of lines that could not be understood.
     unreadable: Vec<usize>,
     ends_torn: bool,
+    kept: bool,
 }
 
 impl Stored {
@@ -75,7 +80,8 @@ impl Stored {
                 "it has version {found}, this muster knows {VERSION}; use the one that wrote it"
             )));
         }
-        let mut stored = Self { file, header, pending: Pending::default(), unreadable: Vec::new(), ends_torn };
+        let mut stored =
+            Self { file, header, pending: Pending::default(), unreadable: Vec::new(), ends_torn, kept: false };
         for (number, line) in lines.enumerate() {
             if stored.take_in(line).is_err() {
                 stored.unreadable.push(number + 2);
@@ -88,6 +94,7 @@ impl Stored {
         match serde_json::from_slice(line).map_err(|error| error.to_string())? {
             Line::Change { id, change } => self.pending.replay(id, change)?,
             Line::Settled { settled } => settled.into_iter().for_each(|id| self.pending.settle(id)),
+            Line::Kept { kept } => self.kept = kept,
         }
         Ok(())
     }
@@ -96,6 +103,7 @@ impl Stored {
         match Header::of_this_process(&self.header.run) {
             Ok(here) if here.boot != self.header.boot => State::EarlierBoot,
             Ok(here) if here.pid_namespace != self.header.pid_namespace => State::OtherNamespace,
+            _ if self.kept => State::Kept,
             _ if self.header.owner.is_alive() => State::Running,
             _ => State::Abandoned,
         }
@@ -128,6 +136,7 @@ pub fn list(directory: &Directory) -> Result<Vec<JournalInfo>> {
         infos.push(JournalInfo {
             journal: directory.journal_path(&run),
             owner: stored.header.owner,
+            about: stored.header.about.clone(),
             state: stored.state(),
             changes: stored.pending.iter().map(|(_, entry)| entry.describe()).collect(),
             run,
@@ -142,21 +151,63 @@ pub fn list(directory: &Directory) -> Result<Vec<JournalInfo>> {
 /// # Errors
 /// When the directory cannot be read. What is wrong with a single journal is in its report.
 pub fn recover(directory: &Directory) -> Result<Vec<Report>> {
-    each_abandoned(directory, restore::Mode::Apply)
+    each(directory, &directory.runs()?, Scope::Abandoned, restore::Mode::Apply)
 }
 
-/// What [`recover`] would do; changes nothing.
+/// The same, and undoes what was to stay ([`crate::Journal::keep`]), the latest first.
+///
+/// # Errors
+/// As [`recover`].
+pub fn undo_all(directory: &Directory) -> Result<Vec<Report>> {
+    each(directory, &latest_first(directory, |_| true)?, Scope::KeptToo, restore::Mode::Apply)
+}
+
+/// The same for the changes that are about `about`, and no others.
+///
+/// # Errors
+/// As [`recover`].
+pub fn undo_about(directory: &Directory, about: &str) -> Result<Vec<Report>> {
+    each(directory, &latest_first(directory, is_about(about))?, Scope::KeptToo, restore::Mode::Apply)
+}
+
+/// What [`undo_all`], or with `about` what [`undo_about`] would do; changes nothing.
 ///
 /// # Errors
 /// When the directory cannot be read.
-pub fn preview(directory: &Directory) -> Result<Vec<Report>> {
-    each_abandoned(directory, restore::Mode::DryRun)
+pub fn preview(directory: &Directory, about: Option<&str>) -> Result<Vec<Report>> {
+    let runs = match about {
+        Some(about) => latest_first(directory, is_about(about))?,
+        None => latest_first(directory, |_| true)?,
+    };
+    each(directory, &runs, Scope::KeptToo, restore::Mode::DryRun)
 }
 
-fn each_abandoned(directory: &Directory, mode: restore::Mode) -> Result<Vec<Report>> {
-    let runs = directory.runs()?;
+/// Which journals are undone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Abandoned,
+    KeptToo,
+}
+
+fn is_about(about: &str) -> impl Fn(&Header) -> bool {
+    move |header| header.about.as_deref() == Some(about)
+}
+
+/// The runs that are `wanted`, the latest first: a later one may rest on what an earlier one made. One whose journal
+/// cannot be read counts as wanted, so that it is reported, and comes last.
+fn latest_first(directory: &Directory, wanted: impl Fn(&Header) -> bool) -> Result<Vec<String>> {
+    let runs = directory.runs()?.into_iter().filter_map(|run| match Stored::load(directory, &run) {
+        Ok(Some(stored)) => wanted(&stored.header).then_some((stored.header.owner.start, run)),
+        Ok(None) | Err(_) => Some((0, run)),
+    });
+    let mut runs: Vec<(u64, String)> = runs.collect();
+    runs.sort_by_key(|(start, _)| std::cmp::Reverse(*start));
+    Ok(runs.into_iter().map(|(_, run)| run).collect())
+}
+
+fn each(directory: &Directory, runs: &[String], scope: Scope, mode: restore::Mode) -> Result<Vec<Report>> {
     let reports = runs.iter().map(|run| {
-        recover_one(directory, run, mode).unwrap_or_else(|error| {
+        recover_one(directory, run, scope, mode).unwrap_or_else(|error| {
             let mut report = Report::new(run, directory.journal_path(run));
             report.add("the journal".to_owned(), Outcome::Failed(error.to_string()));
             Some(report)
@@ -165,8 +216,13 @@ fn each_abandoned(directory: &Directory, mode: restore::Mode) -> Result<Vec<Repo
     Ok(reports.flatten().collect())
 }
 
-/// Restores the journal of `run` if its owner is dead; none when there was nothing to do.
-pub(crate) fn recover_one(directory: &Directory, run: &str, mode: restore::Mode) -> Result<Option<Report>> {
+/// Restores the journal of `run` if its owner is dead and `scope` takes it; none when there was nothing to do.
+pub(crate) fn recover_one(
+    directory: &Directory,
+    run: &str,
+    scope: Scope,
+    mode: restore::Mode,
+) -> Result<Option<Report>> {
     let Some(file) = directory.open(run)? else { return Ok(None) };
     let path = directory.journal_path(run);
     lock_patiently(&file).map_err(Error::errno("lock", &path))?;
@@ -178,9 +234,10 @@ pub(crate) fn recover_one(directory: &Directory, run: &str, mode: restore::Mode)
     let mut report = Report::new(run, path);
     match stored.state() {
         State::Running | State::OtherNamespace => return Ok(None),
+        State::Kept if scope == Scope::Abandoned => return Ok(None),
         State::EarlierBoot if mode == restore::Mode::Apply => return directory.remove(run).map(|()| None),
         State::EarlierBoot => return Ok(None),
-        State::Abandoned => {}
+        State::Abandoned | State::Kept => {}
     }
     let settled = stored.undo(&mut report, mode);
     if mode == restore::Mode::Apply {

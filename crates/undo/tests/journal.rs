@@ -233,7 +233,7 @@ fn a_preview_changes_nothing() {
     let journal = journal(&journals, "run");
     journal.write_file(&file, "1").unwrap();
     orphan(journal.path());
-    assert_eq!(preview(&directory(&journals)).unwrap()[0].restored.len(), 1);
+    assert_eq!(preview(&directory(&journals), None).unwrap()[0].restored.len(), 1);
     assert_eq!(content(&file), "1");
     assert_eq!(recover(&directory(&journals)).unwrap()[0].restored.len(), 1);
     assert_eq!(content(&file), "0");

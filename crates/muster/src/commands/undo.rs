@@ -4,7 +4,7 @@ use muster_undo::{Directory, Item, JournalInfo, Report, State};
 use std::fmt::Write;
 use std::process::ExitCode;
 
-/// Restores whatever a crashed muster left changed
+/// Restores whatever a crashed muster left changed, and what `muster host apply` has set
 #[derive(clap::Args)]
 pub struct Args {
     /// Only list the journals, those of running musters too
@@ -28,9 +28,17 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         print!("{text}");
         return Ok(ExitCode::SUCCESS);
     }
-    let act = if args.dry_run { muster_undo::preview } else { muster_undo::recover };
-    let reports = directory.as_ref().map(act).transpose()?.unwrap_or_default();
-    let text = if args.json { json(&reports)? } else { render(&reports, args.dry_run) };
+    let reports = match &directory {
+        None => Vec::new(),
+        Some(directory) if args.dry_run => muster_undo::preview(directory, None)?,
+        Some(directory) => muster_undo::undo_all(directory)?,
+    };
+    finish(&reports, args.dry_run, args.json)
+}
+
+/// Prints what was undone.
+pub(super) fn finish(reports: &[Report], dry_run: bool, as_json: bool) -> anyhow::Result<ExitCode> {
+    let text = if as_json { json(&reports)? } else { render(reports, dry_run) };
     print!("{text}");
     Ok(if reports.iter().all(Report::is_complete) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -70,6 +78,7 @@ fn render_list(journals: &[JournalInfo]) -> String {
         let state = match journal.state {
             State::Running => "running",
             State::Abandoned => "dead: `muster undo` restores it",
+            State::Kept => "kept as asked: `muster undo` restores it",
             State::EarlierBoot => "of an earlier boot: nothing is left to be undone",
             State::OtherNamespace => "of another PID namespace: only a muster there can undo it",
         };

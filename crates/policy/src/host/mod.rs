@@ -3,6 +3,7 @@
 //! Gains are quoted as their sources state them, never reckoned for the host at hand. Where a source names none, none
 //! is printed.
 
+pub mod asked;
 mod clock;
 mod interrupts;
 mod io;

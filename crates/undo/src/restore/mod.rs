@@ -4,6 +4,8 @@ mod cgroup;
 mod family;
 mod file;
 mod helper;
+pub(crate) mod module;
+pub(crate) mod pci;
 mod thread;
 
 use crate::change::{Change, EntryId};
@@ -55,7 +57,8 @@ fn rank(entry: &Entry) -> u32 {
         Entry::Helper { .. } => 0,
         Entry::Cgroup { .. } => 1,
         Entry::Controller { .. } => 2,
-        Entry::File { .. } => 3,
+        // Newest first among them: a virtual function loses its driver before it goes, and goes before its kind of driver.
+        Entry::File { .. } | Entry::VirtualFunctions { .. } | Entry::Driver { .. } | Entry::Module { .. } => 3,
         Entry::Scheduling { .. } => 4,
         Entry::Affinity { .. } => 5,
         Entry::Family(_) => 6,
@@ -67,6 +70,9 @@ pub(crate) fn entry(entry: &Entry, mode: Mode, report: &mut Report) {
     let outcome: Outcome = match entry {
         Entry::Family(members) => return family::undo(entry, members, mode, report),
         Entry::File { path, values } => file::undo(path, values, mode).into(),
+        Entry::VirtualFunctions { root, device, values } => pci::undo_functions(root, device, values, mode).into(),
+        Entry::Driver { root, device, values } => pci::undo_driver(root, device, values, mode).into(),
+        Entry::Module { module, before, applied } => module::undo(module, before.as_ref(), applied, mode).into(),
         Entry::Affinity { thread, values } => thread::undo_affinity(thread, values, mode).into(),
         Entry::Scheduling { thread, values } => thread::undo_scheduling(thread, values, mode).into(),
         Entry::Cgroup { path, home, moved } => cgroup::undo(path, home, moved, mode).into(),
@@ -75,6 +81,7 @@ pub(crate) fn entry(entry: &Entry, mode: Mode, report: &mut Report) {
     };
     let value = match entry {
         Entry::File { values, .. } if outcome == Outcome::Restored => format!(" = {}", values.original.trim()),
+        Entry::VirtualFunctions { values, .. } if outcome == Outcome::Restored => format!(" = {}", values.original),
         _ => String::new(),
     };
     report.add(entry.describe() + &value, outcome);
@@ -88,6 +95,10 @@ pub(crate) fn check(change: &Change) -> Result<(), String> {
     };
     match change {
         Change::File { path, .. } => absolute(path),
+        Change::VirtualFunctions { root, device, .. } | Change::Driver { root, device, .. } => {
+            absolute(root).and_then(|()| pci::check(device))
+        }
+        Change::Module { module, .. } => module::check(module),
         Change::Cgroup { path, home } => absolute(path).and(absolute(home)).and_then(|()| cgroup::check(path, home)),
         Change::Controller { parent, .. } => absolute(parent).and_then(|()| cgroup::check_controller(parent)),
         Change::Family { marker: None, root: None, cgroups, .. } if cgroups.is_empty() => {
@@ -104,6 +115,9 @@ pub(crate) fn check(change: &Change) -> Result<(), String> {
 pub(crate) fn name(change: &Change) -> String {
     match change {
         Change::File { path, .. } => format!("a change of {}", path.display()),
+        Change::VirtualFunctions { device, .. } => format!("the number of virtual functions of {device}"),
+        Change::Driver { device, .. } => format!("the driver of {device}"),
+        Change::Module { module, .. } => format!("module {module}"),
         Change::Affinity { thread, .. } => format!("the affinity of thread {}", thread.tid),
         Change::Scheduling { thread, .. } => format!("the scheduling of thread {}", thread.tid),
         Change::Family { .. } => "the affinity of a program".to_owned(),
