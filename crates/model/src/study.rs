@@ -15,7 +15,7 @@ mod measure;
 mod paging;
 mod ple;
 
-pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service, Storage, VmDevices};
+pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service, Storage, Vectoring, VmDevices};
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
 pub use guest::Guest;
 pub use kvm::{Apic, Kvm};

@@ -940,6 +940,11 @@ impl<'de> Deserialize<'de> for Duration {
             fn visit_u64<E: de::Error>(self, ns: u64) -> Result<Duration, E> {
                 Ok(Duration::Fixed(ns))
             }
+            // TOML's integers are signed.
+            fn visit_i64<E: de::Error>(self, ns: i64) -> Result<Duration, E> {
+                let ns = u64::try_from(ns).map_err(|_| E::invalid_type(de::Unexpected::Signed(ns), &self))?;
+                Ok(Duration::Fixed(ns))
+            }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Duration, A::Error> {
                 Ok(match Drawn::deserialize(MapAccessDeserializer::new(map))? {
                     Drawn::Uniform { min, max } => Duration::Uniform { min, max },

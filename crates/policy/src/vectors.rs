@@ -8,6 +8,7 @@
 //! pCPU.
 
 use muster_model::ModelError;
+pub use muster_model::study::Vectoring;
 use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
@@ -15,18 +16,6 @@ use std::ops::RangeInclusive;
 pub const VECTORS: usize = 256;
 /// Interrupt sources of a virtual function of the Intel 82599 (section IV.A).
 pub const SOURCES_PER_VF: usize = 3;
-
-/// How vectors are given out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Vectoring {
-    /// A number on all pCPUs.
-    Global,
-    /// A number on one pCPU.
-    PerPcpu,
-    /// Level-triggered sources as with [`Self::Global`], edge-triggered ones as with [`Self::PerPcpu`].
-    Hybrid,
-}
 
 /// How a source signals.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

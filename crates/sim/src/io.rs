@@ -20,6 +20,7 @@ use crate::world::{World, kind, slot_of};
 use muster_model::study::{Client, Experiment, Path, VmSpec};
 use muster_model::{ModelError, Profile, Topology};
 use muster_policy::io::queue_of;
+use muster_policy::vectors::{Reserved, SOURCES_PER_VF, Trigger, Vectors};
 use std::ops::Range;
 
 /// What makes a vCPU look for work of devices.
@@ -110,6 +111,8 @@ struct Driven {
     vcpu: u32,
     /// Whether the service VM bridges what comes.
     bridged: bool,
+    /// Whether it is a virtual function's.
+    is_virtual: bool,
     /// The next buffer of its ring.
     buffer: u32,
 }
@@ -252,12 +255,6 @@ pub struct Io {
     random: Vec<Random>,
 }
 
-/// A vector is reserved for exceptions and the like, or pre-allocated; the rest are for devices (Dong et al., section IV-A: "only
-/// around 200").
-const VECTORS: usize = 200;
-/// What a virtual function takes of them.
-const VECTORS_PER_FUNCTION: usize = 3;
-
 /// What the devices are put together from.
 pub(crate) struct Plan<'a> {
     pub experiment: &'a Experiment,
@@ -315,7 +312,7 @@ impl Io {
             for index in 0..count as usize {
                 let vcpu = (owner.start + index % owner.len()) as u32;
                 let queue = Queue::new(spec.moderation);
-                io.queues.push(Driven { queue, vcpu, bridged: io.service.is_some(), buffer: 0 });
+                io.queues.push(Driven { queue, vcpu, bridged: io.service.is_some(), is_virtual: false, buffer: 0 });
             }
             io.cards.push(Card {
                 wire: Wire::new(spec.line_gbps),
@@ -333,13 +330,20 @@ impl Io {
         for (vm, spec) in specs.iter().enumerate() {
             io.add_vm(plan, vm, spec);
         }
-        let functions = specs.iter().filter_map(|spec| spec.devices.network.as_ref());
-        let functions = functions.filter(|network| network.path == Path::Vf).count();
-        if functions * VECTORS_PER_FUNCTION > VECTORS * pcpus {
-            let found = format!("{functions} virtual functions with {VECTORS_PER_FUNCTION} interrupt sources each");
-            return Err(ModelError::new("devices", found, format!("{} vectors", VECTORS * pcpus)));
-        }
+        io.take_vectors(plan)?;
         Ok(Some(Box::new(io)))
+    }
+
+    /// Every source that interrupts by itself takes a vector: a queue of a physical function one, a virtual function three.
+    fn take_vectors(&self, plan: &Plan<'_>) -> Result<(), ModelError> {
+        let vectoring = plan.experiment.service.as_ref().map(|service| service.vectoring).unwrap_or_default();
+        let mut vectors = Vectors::new(vectoring, plan.experiment.pcpus() as usize, &Reserved::default())?;
+        let of = |driven: &Driven| if driven.is_virtual { SOURCES_PER_VF } else { 1 };
+        let sources = self.queues.iter().map(of).sum::<usize>() + self.disks.len();
+        for source in 0..sources {
+            vectors.allocate(source as u32, Trigger::Edge, None)?;
+        }
+        Ok(())
     }
 
     fn add_back_ends(&mut self, plan: &Plan<'_>) {
@@ -360,7 +364,7 @@ impl Io {
                 Path::Vf => {
                     let moderation = plan.experiment.nics[card].moderation;
                     let queue = Queue::new(moderation);
-                    self.queues.push(Driven { queue, vcpu: first, bridged: false, buffer: 0 });
+                    self.queues.push(Driven { queue, vcpu: first, bridged: false, is_virtual: true, buffer: 0 });
                     Port::Virtual(self.queues.len() as u32 - 1)
                 }
                 Path::Pv => Port::FrontEnd(self.add_front_end(vm, first)),

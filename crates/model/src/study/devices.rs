@@ -3,6 +3,7 @@
 use crate::workload::Duration;
 use crate::{ModelError, cpuset::MAX_CPUS};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Most devices of one kind.
 const MAX_DEVICES: usize = 64;
@@ -153,6 +154,19 @@ pub enum BackEnd {
     Multi,
 }
 
+/// How a VMM gives out interrupt vectors (Dong et al., section IV-A); decided in `policy::vectors`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vectoring {
+    /// A number on all pCPUs.
+    Global,
+    /// A number on one pCPU.
+    PerPcpu,
+    /// Level-triggered sources as with [`Self::Global`], edge-triggered ones as with [`Self::PerPcpu`].
+    #[default]
+    Hybrid,
+}
+
 /// The service VM (Xen's domain 0): it drives the devices, and runs the back ends of the other VMs' drivers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -168,6 +182,9 @@ pub struct Service {
     /// Its weight under the credit scheduler.
     #[serde(default = "weight")]
     pub weight: u16,
+    /// How the VMM below gives out interrupt vectors.
+    #[serde(default)]
+    pub vectoring: Vectoring,
 }
 
 fn service_memory() -> u32 {
@@ -357,7 +374,9 @@ impl Devices<'_> {
             }
         }
         let mut functions = vec![0; self.nics.len()];
+        let mut assigned = BTreeMap::new();
         for (place, devices) in vms {
+            check_assigned(devices, &mut assigned).map_err(|error| error.within(&place))?;
             self.check(devices, &mut functions).map_err(|error| error.within(&place))?;
         }
         for (number, (nic, wanted)) in self.nics.iter().zip(functions).enumerate() {
@@ -406,6 +425,19 @@ impl Devices<'_> {
     }
 }
 
+/// A disk that is assigned to a VM is nobody else's.
+fn check_assigned(devices: &VmDevices, assigned: &mut BTreeMap<u32, bool>) -> Result<(), ModelError> {
+    let Some(storage) = &devices.storage else { return Ok(()) };
+    let alone = storage.path == Path::Vf;
+    for &disk in &storage.disks {
+        if assigned.insert(disk, alone).is_some_and(|other| other || alone) {
+            let found = format!("disk {disk}, which is assigned to one VM with path `vf` and used by another");
+            return Err(ModelError::new("storage.disks", found, "a disk for each VM with path `vf`"));
+        }
+    }
+    Ok(())
+}
+
 fn there_is_none(place: &str, number: u32, there: usize) -> ModelError {
     let allowed = if there == 0 { "none: the experiment has none".to_owned() } else { format!("0 to {}", there - 1) };
     ModelError::new(place, number.to_string(), allowed)
@@ -443,6 +475,7 @@ mod tests {
             ("[[nics]]", "[[disks]]", "unknown field `moderation`"),
             ("disks = [0]", "disks = [1]", "vms[0].devices: storage.disks: found 1; allowed: 0 to 0"),
             ("disks = [0]", "disks = []", "storage.disks: found none"),
+            ("{ path = 'pv', disks = [0] }", "{ path = 'vf', disks = [0, 0] }", "disk 0, which is assigned to one VM"),
             ("vcpus = 8", "vcpus = 0", "service: vcpus: found 0"),
             ("8000", "0", "nics[0]: moderation: found 0"),
             ("request_bytes = 300", "request_bytes = 0", "network.client: request_bytes: found 0"),

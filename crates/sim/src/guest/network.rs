@@ -1,7 +1,7 @@
 //! Sockets: connections of a VM's program, whose packets a handler delivers and whose threads copy them out and in.
 //!
-//! A thread that receives takes a connection that has something to read, keeps it until it has got what it asked for, and then
-//! sends on the same. A client's request is read as a whole, and what a thread sends in one go is the whole reply. A connection
+//! A thread that receives takes a connection that has something to read and keeps it until it has got what it asked for; it sends
+//! on the one that it received from last. A client's request is read as a whole, and what a thread sends in one go is the whole reply. A connection
 //! of a client that only sends or takes is bounded by its window.
 
 use super::thread::{After, Step};
@@ -67,7 +67,7 @@ pub struct Connection {
     complete: bool,
     /// It is among those that have something to read.
     is_ready: bool,
-    /// The thread that has it.
+    /// The thread that is at receiving from it.
     reader: u32,
     /// What the program has sent and the client has not acknowledged.
     unacknowledged: u64,
@@ -165,7 +165,9 @@ pub struct OfThread {
     has: u64,
     /// What it copies.
     copies: u64,
-    /// The connection it received from last.
+    /// The connection it receives from.
+    reads: u32,
+    /// The one it received from last.
     connection: u32,
     /// Pieces of a disk request that are not done.
     pub pieces: u32,
@@ -178,7 +180,16 @@ pub struct OfThread {
 impl Default for OfThread {
     /// Nothing.
     fn default() -> Self {
-        Self { wants: 0, has: 0, copies: 0, connection: NONE, pieces: 0, is_blocked: false, request: (0, false) }
+        Self {
+            wants: 0,
+            has: 0,
+            copies: 0,
+            reads: NONE,
+            connection: NONE,
+            pieces: 0,
+            is_blocked: false,
+            request: (0, false),
+        }
     }
 }
 
@@ -194,25 +205,28 @@ impl Io {
 
     /// The connection on which a thread reads: the one that it has, or one that has something.
     fn reads_from(&mut self, vm: usize, t: u32) -> Option<u32> {
-        let k = self.threads[t as usize].connection;
+        let k = self.threads[t as usize].reads;
         if k != NONE {
             return self.connections[k as usize].is_readable().then_some(k);
         }
         let k = self.sockets[vm].as_mut()?.ready.pop_front()?;
         let connection = &mut self.connections[k as usize];
         (connection.is_ready, connection.reader) = (false, t);
-        self.threads[t as usize].connection = k;
+        let of = &mut self.threads[t as usize];
+        (of.reads, of.connection) = (k, k);
         Some(k)
     }
 
-    /// A thread lets the connection go from which it has received.
-    fn let_go(&mut self, vm: usize, t: u32) {
-        let k = std::mem::replace(&mut self.threads[t as usize].connection, NONE);
-        let Some(connection) = self.connections.get_mut(k as usize) else { return };
-        connection.reader = NONE;
-        if connection.is_readable() && !std::mem::replace(&mut connection.is_ready, true) {
-            self.sockets[vm].as_mut().expect("it has a connection").ready.push_back(k);
+    /// A connection that nobody receives from has something to read: the thread that is to be woken for it, if one waits.
+    fn make_ready(&mut self, k: u32) -> Option<u32> {
+        let connection = &mut self.connections[k as usize];
+        if std::mem::replace(&mut connection.is_ready, true) {
+            return None;
         }
+        let sockets = self.sockets[connection.vm].as_mut()?;
+        sockets.ready.push_back(k);
+        let at = sockets.waiting.iter().position(|&t| self.threads[t as usize].reads == NONE)?;
+        sockets.waiting.remove(at)
     }
 }
 
@@ -225,7 +239,6 @@ impl World {
         let pcpu = self.vcpus[c].pcpu as usize;
         let io = self.io();
         if io.threads[t as usize].wants == 0 {
-            io.let_go(vm, t);
             io.threads[t as usize].wants = bytes;
         }
         let Some(k) = io.reads_from(vm, t) else {
@@ -261,7 +274,7 @@ impl World {
     pub(crate) fn copied(&mut self, c: usize, t: u32) {
         let io = self.io.as_mut().expect("it receives");
         let of = &mut io.threads[t as usize];
-        let k = of.connection;
+        let k = of.reads;
         let connection = &mut io.connections[k as usize];
         let bytes = std::mem::take(&mut of.copies);
         connection.on_the_way -= bytes;
@@ -270,15 +283,22 @@ impl World {
             Client::Requests { .. } => connection.unread.is_empty(),
             _ => of.wants <= bytes,
         };
+        let mut next = None;
         if done {
-            of.wants = 0;
-            connection.complete = false;
+            (of.wants, of.reads) = (0, NONE);
+            (connection.complete, connection.reader) = (false, NONE);
+            if connection.is_readable() {
+                next = io.make_ready(k);
+            }
         } else {
             of.wants = of.wants.saturating_sub(bytes).max(1);
             self.threads[t as usize].pc -= 1;
         }
         // The acknowledgement is on its way.
         self.offer_burst(k);
+        if let Some(next) = next {
+            self.wake_from_device(c, next);
+        }
         self.fetch(c);
     }
 
@@ -287,7 +307,7 @@ impl World {
         let vm = self.vcpus[c].vm as usize;
         self.threads[t as usize].pc -= 1;
         let io = self.io();
-        let k = io.threads[t as usize].connection;
+        let k = io.threads[t as usize].reads;
         let sockets = io.sockets[vm].as_mut().expect("it receives");
         let has = match k {
             NONE => !sockets.ready.is_empty(),
@@ -316,20 +336,16 @@ impl World {
         if !connection.is_readable() {
             return;
         }
-        let sockets = io.sockets[connection.vm].as_mut().expect("it has a connection");
-        let reader = connection.reader;
-        if reader != NONE && io.threads[reader as usize].wants > 0 {
-            if let Some(at) = sockets.waiting.iter().position(|&waiting| waiting == reader) {
-                sockets.waiting.remove(at);
-                self.wake_from_device(c, reader);
+        let woken = match connection.reader {
+            NONE => io.make_ready(burst.connection),
+            reader => {
+                let waiting = &mut io.sockets[connection.vm].as_mut().expect("it has a connection").waiting;
+                let at = waiting.iter().position(|&t| t == reader);
+                at.and_then(|at| waiting.remove(at))
             }
-        } else if reader == NONE && !std::mem::replace(&mut connection.is_ready, true) {
-            sockets.ready.push_back(burst.connection);
-            let unbound = |&&t: &&u32| io.threads[t as usize].connection == NONE;
-            if let Some(&t) = sockets.waiting.iter().find(unbound) {
-                sockets.waiting.retain(|&waiting| waiting != t);
-                self.wake_from_device(c, t);
-            }
+        };
+        if let Some(t) = woken {
+            self.wake_from_device(c, t);
         }
     }
 

@@ -76,8 +76,8 @@ pub struct Queue {
     bursts: VecDeque<Burst>,
     /// Whether its next packet interrupts; not while its driver polls it.
     armed: bool,
-    /// When it interrupted last.
-    last: Ps,
+    /// Before this it does not interrupt.
+    not_before: Ps,
     /// From one interrupt to the next at least.
     period: Ps,
     moderation: Moderation,
@@ -92,20 +92,19 @@ impl Queue {
             Moderation::Adaptive => adaptive_period_ns(0) * NS,
             Moderation::PerSecond(rate) => 1_000_000_000 * NS / u64::from(rate),
         };
-        Self { bursts: VecDeque::new(), armed: true, last: 0, period, moderation, counted: (0, 0) }
+        Self { bursts: VecDeque::new(), armed: true, not_before: 0, period, moderation, counted: (0, 0) }
     }
 
     /// A burst is in memory; when the queue interrupts for it, if it does.
     pub fn push(&mut self, burst: Burst, now: Ps) -> Option<Ps> {
         self.counted.1 += u64::from(burst.packets);
         self.bursts.push_back(burst);
-        (self.armed && self.bursts.len() == 1).then(|| now.max(self.last + self.period))
+        (self.armed && self.bursts.len() == 1).then(|| now.max(self.not_before))
     }
 
     /// It interrupts, and does not do so again before it is armed.
     pub fn interrupt(&mut self, now: Ps) {
         self.armed = false;
-        self.last = now;
         let (since, packets) = self.counted;
         if now - since >= RATE_WINDOW {
             if self.moderation == Moderation::Adaptive {
@@ -114,6 +113,7 @@ impl Queue {
             }
             self.counted = (now, 0);
         }
+        self.not_before = now + self.period;
     }
 
     /// The driver takes up to so many packets, or one burst if that has more.

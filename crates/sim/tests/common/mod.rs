@@ -2,10 +2,11 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use muster_model::study::{
-    Apic, Consolidation, Environment, Experiment, GuestKernel, IdleKind, Kvm, Pin, Placement, Remedy, RemoteWake,
-    Share, Tickle, VmScheduler, VmSpec, WakeSignal,
+    Apic, BackEnd, Client, Consolidation, Disk, Environment, Experiment, GuestKernel, IdleKind, Kvm, Moderation,
+    Network, Nic, Path, Pin, Placement, Remedy, RemoteWake, Service, Share, Storage, Tickle, Vectoring, VmDevices,
+    VmScheduler, VmSpec, WakeSignal,
 };
-use muster_model::workload::WorkingSet;
+use muster_model::workload::{Duration, Group, WorkingSet};
 use muster_model::{Account, Profile, Topology, Workload};
 use muster_sim::{Outcome, SimError, Simulation};
 use rand_core::{Rng, SeedableRng};
@@ -93,7 +94,69 @@ pub fn case(seed: u64) -> Case {
     if smt > 1 && sizes.below(2) == 0 {
         with_siblings(&mut case.profile, &mut sizes);
     }
+    let mut devices = Draw(Xoshiro256PlusPlus::seed_from_u64(seed.rotate_left(17) ^ 0x10));
+    if devices.below(3) == 0 {
+        with_devices(&mut case, &mut devices);
+    }
     case
+}
+
+/// Gives the machine cards, disks and a service VM, and its VMs programs that use them.
+fn with_devices(case: &mut Case, draw: &mut Draw) {
+    let native = case.experiment.environment == Environment::Native;
+    let moderation = [Moderation::Adaptive, Moderation::PerSecond(50_000)][draw.below(2)];
+    let queues = [None, Some(1), Some(3)][draw.below(3)];
+    let nic = Nic { moderation, queues, line_gbps: [0.1, 1.0, 9.48][draw.below(3)], ..Nic::default() };
+    case.experiment.nics = vec![Nic { receive_batch: 8, ..nic.clone() }, nic];
+    case.experiment.disks = vec![Disk { queue_depth: 2, ..Disk::default() }; 1 + draw.below(2)];
+    if !native {
+        let back_end = [BackEnd::Single, BackEnd::Multi][draw.below(2)];
+        let vcpus = 1 + draw.below(4) as u32;
+        case.experiment.service =
+            Some(Service { vcpus, memory_mb: 512, back_end, weight: 256, vectoring: Vectoring::Hybrid });
+        case.experiment.scheduler = None;
+    }
+    let alone = case.company.is_empty();
+    let disks = case.experiment.disks.len();
+    let (devices, group) = random_devices(draw, native, alone, disks);
+    case.experiment.devices = devices;
+    case.workload.groups.extend(group);
+    for (vm, workload) in case.experiment.vms.iter_mut().zip(&mut case.company) {
+        let (devices, group) = random_devices(draw, native, alone, disks);
+        vm.devices = devices;
+        workload.groups.extend(group);
+    }
+}
+
+/// What a VM has of them, and a group of threads that uses it.
+fn random_devices(draw: &mut Draw, native: bool, alone: bool, disks: usize) -> (VmDevices, Vec<Group>) {
+    let path = |draw: &mut Draw| if native { Path::Native } else { [Path::Pv, Path::Vf][draw.below(2)] };
+    let connections = 1 + draw.below(5) as u32;
+    let window_bytes = [1_000, 20_000, 262_144][draw.below(3)];
+    let think_ns = Duration::Exponential { mean: [0, 50_000][draw.below(2)] };
+    let (client, network) = match draw.below(3) {
+        0 => (Client::StreamIn { connections, window_bytes }, r#"{"receive":{"bytes":30000}},"#),
+        1 => (Client::StreamOut { connections, window_bytes }, r#"{"send":{"bytes":100000}},"#),
+        _ => {
+            let request_bytes = [1, 3_000, 200_000][draw.below(3)];
+            let client = Client::Requests { connections, request_bytes, think_ns };
+            (client, r#"{"receive":{"bytes":700}},{"run":{"ns":2000}},{"send":{"bytes":70000}},"#)
+        }
+    };
+    let (to_card, nic) = (path(draw), draw.below(2) as u32);
+    let mut devices = VmDevices { network: Some(Network { path: to_card, nic, client }), storage: None };
+    let mut storage = "";
+    if draw.below(2) == 0 {
+        let path = if alone { path(draw) } else { Path::Pv };
+        devices.storage = Some(Storage { path, disks: (0..disks as u32).collect() });
+        storage = r#"{"read-disk":{"bytes":100000}},{"write-disk":{"bytes":4096}},"#;
+    }
+    let (count, times) = (1 + draw.below(4), 1 + draw.below(6));
+    let text = format!(
+        r#"{{"name":"io","groups":[{{"name":"io","count":{count},"phases":[{{"loop":{{"times":{times},"phases":[
+            {network}{storage}{{"run":{{"ns":1000}}}}]}}}}]}}]}}"#
+    );
+    (devices, workload(&text).groups)
 }
 
 /// Hardware threads of a core slow each other down.
