@@ -316,8 +316,10 @@ pub mod names {
             ["memory", "first-touch", page] => PAGE_SIZES.contains(&page),
             ["chase", page, size] => PAGE_SIZES.contains(&page) && size.strip_suffix('k').is_some_and(is_number),
             ["cache-transfer" | "message", far] => distance(far),
-            ["sim", "cpu" | "kernel" | "vmm" | "xen" | "net" | "disk" | "remedy", mechanism] => is_word(mechanism),
-            ["sim", "cpu" | "kernel" | "vmm" | "xen" | "net" | "disk" | "remedy", mechanism, far] => {
+            ["sim", "cpu" | "kernel" | "vmm" | "xen" | "kvm" | "net" | "disk" | "remedy", mechanism] => {
+                is_word(mechanism)
+            }
+            ["sim", "cpu" | "kernel" | "vmm" | "xen" | "kvm" | "net" | "disk" | "remedy", mechanism, far] => {
                 is_word(mechanism) && distance(far)
             }
             _ => SINGLE.contains(&name) || STATED.contains(&name),

@@ -828,7 +828,7 @@ mod tests {
     fn pause_loops_are_for_hardware_assisted_guests() {
         let text = "machine='m'\nworkload='w'\nenvironment='hvm'\ncores=4\n[ple]\nkind='xen'\n";
         let ple = Experiment::from_toml(text, "e.toml").unwrap().ple.unwrap();
-        assert_eq!((ple.gap, ple.window, ple.yields), (128, 2048, Yield::BehindEquals));
+        assert_eq!((ple.gap, ple.window, ple.yields), (128, 2048, Yield::BehindOneLower));
         for (from, to, wanted) in [
             ("'hvm'", "'pv'", "ple.kind: found on in environment `pv`"),
             ("'hvm'", "'native'", "ple.kind: found on in environment `native`"),

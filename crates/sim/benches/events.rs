@@ -4,7 +4,7 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use muster_model::study::{Figure, VmSpec};
+use muster_model::study::{Environment, Experiment, Figure, GuestKernel, Kvm, VmScheduler, VmSpec};
 use muster_model::{CpuSet, Profile, Topology, Workload};
 use muster_policy::credit::{Config, Scheduler, Share, Tickle};
 use muster_sim::Simulation;
@@ -64,6 +64,37 @@ fn shared(group: &mut BenchmarkGroup<'_, WallTime>, profile: &Profile, figure: &
     group.bench_function("ocean-cp beside dedup/virtual", |bencher| {
         bencher.iter_batched(world, |world| black_box(world.run().unwrap()), BatchSize::PerIteration);
     });
+}
+
+/// 16 VMs of 4 vCPUs each on 16 pCPUs, and one such VM alone, under each scheduler that lets vCPUs share: an event should take no
+/// more than twice as long with many.
+fn many_vms(criterion: &mut Criterion) {
+    let profile = Profile::from_toml(MACHINE, "machine").unwrap();
+    let mut group = criterion.benchmark_group("many VMs");
+    group.sample_size(10);
+    for (name, text) in [("ocean-cp", OCEAN), ("dedup", DEDUP)] {
+        let workload = Workload::from_json(text, name).unwrap();
+        for (scheduler, label) in [(VmScheduler::Credit, "credit"), (VmScheduler::Eevdf, "eevdf")] {
+            for copies in [1, 16] {
+                let experiment = Experiment {
+                    pcpus: Some(16),
+                    copies,
+                    scheduler: Some(scheduler),
+                    kvm: (scheduler == VmScheduler::Eevdf).then(Kvm::default),
+                    kernel: (scheduler == VmScheduler::Eevdf).then_some(GuestKernel::Linux6),
+                    scale: if copies == 1 { 4.0 } else { 0.25 },
+                    ..Experiment::new(Environment::Virtual, 4)
+                };
+                let programs = vec![&workload; copies as usize];
+                let world = || Simulation::of_vms(&experiment, &profile, &programs, None).unwrap();
+                group.throughput(Throughput::Elements(world().run().unwrap().counters.events));
+                group.bench_function(format!("{name}/{label}/{copies} x 4 vCPUs"), |bencher| {
+                    bencher.iter_batched(world, |world| black_box(world.run().unwrap()), BatchSize::PerIteration);
+                });
+            }
+        }
+    }
+    group.finish();
 }
 
 /// The nine programs of iXen's Table 2 on HVM, one after the other; and gmake, which halts little, on ever more cores.
@@ -151,5 +182,5 @@ fn pinned(pcpus: usize, lone_skips_balance: bool) -> Scheduler {
     scheduler
 }
 
-criterion_group!(benches, worlds, xen, queue, credit);
+criterion_group!(benches, worlds, many_vms, xen, queue, credit);
 criterion_main!(benches);

@@ -13,6 +13,7 @@ use crate::machine::prices::{KvmPrices, Prices, XenPrices};
 use crate::machine::smt::Smt;
 use crate::vmm::idle_periods::IdlePeriods;
 use crate::vmm::pcpu::Scheduling;
+use crate::vmm::ple::{Spinning, Spins};
 use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::{Program, compile};
 use crate::world::World;
@@ -56,6 +57,8 @@ pub struct Outcome {
     /// Cache lines that moved or were not there, by cause (in the order of [`Cause::ALL`]); those that are objects in the
     /// simulated world.
     pub line_misses: [u64; Cause::ALL.len()],
+    /// What spinning showed, where it is followed: with `[ple]`, and where vCPUs share pCPUs under a kernel with simulated locks.
+    pub spins: Option<Spins>,
     /// What caches missed, where a workload states what it goes through.
     pub cache_misses: Option<CacheMisses>,
     /// How long programs have waited for lines of theirs from other CPUs' caches.
@@ -328,6 +331,7 @@ impl Simulation {
             world.kvm_prices = KvmPrices::new(&*simulatable(profile)?)?;
         }
         world.smt = Smt::new(profile, &topology, pcpus)?;
+        world.spinning = Spinning::of(experiment, profile, &world)?;
         world.add_devices(experiment, profile, &topology, &specs)?;
         let name = |vm: usize| workloads.get(vm).map(|workload| workload.name.clone());
         let names = (0..specs.len()).map(name).collect();
@@ -354,6 +358,7 @@ impl Simulation {
             kernel_spin_ps: world.kernel_spin,
             kernel_walk_ps: world.kernel_walks,
             line_misses: *world.shared.lines.misses(),
+            spins: world.spinning.as_ref().map(|spinning| spinning.spins(world.now)),
             cache_misses: world.working_sets.as_ref().map(|sets| sets.misses(world.shared.lines.misses())),
             moved_for_users_ps: world.working_sets.as_ref().map_or(0, |sets| sets.moved_for_users()),
             used: self.used,

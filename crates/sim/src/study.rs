@@ -55,6 +55,18 @@ const BUILTIN: &[Builtin] = &[
         ],
     },
     Builtin {
+        name: "sharing",
+        figures: &[file!("studies/sharing/credit.toml"), file!("studies/sharing/eevdf.toml")],
+        machines: &[file!("machines/gleaner-r720.toml")],
+        workloads: &[
+            file!("workloads/gleaner/blackscholes.json"),
+            file!("workloads/gleaner/swaptions.json"),
+            file!("workloads/gleaner/facesim.json"),
+            file!("workloads/gleaner/ocean-cp.json"),
+            file!("workloads/gleaner/dedup.json"),
+        ],
+    },
+    Builtin {
         name: "ixen",
         figures: &[
             file!("studies/ixen/abstract.toml"),

@@ -31,6 +31,7 @@ use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
 use crate::vmm::idle_periods::IdlePeriods;
 use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
+use crate::vmm::ple::Spinning;
 use crate::vmm::pm_timer::{PmTimer, PmTimerPrices};
 use crate::vmm::scheduler::VmmScheduler;
 use crate::vmm::shared::Shared;
@@ -111,6 +112,8 @@ pub struct World {
     pub(crate) smt: Option<Box<Smt>>,
     /// Devices, in a world that has some.
     pub(crate) io: Option<Box<Io>>,
+    /// Spinning, where it is followed: kernels' spin locks are held over events then.
+    pub(crate) spinning: Option<Box<Spinning>>,
     pub(crate) virtualized: bool,
     pub(crate) pcpus: Vec<Pcpu>,
     pub(crate) scheduler: VmmScheduler,
@@ -205,6 +208,7 @@ impl World {
             working_sets: None,
             smt: None,
             io: None,
+            spinning: None,
             virtualized: experiment.environment != Environment::Native,
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
             scheduler,
@@ -455,6 +459,9 @@ impl World {
     /// What a vCPU did has ended.
     #[inline]
     fn vcpu_event(&mut self, c: usize) {
+        if self.vcpus[c].ple_armed {
+            return self.pause_exit(c);
+        }
         match self.vcpus[c].state {
             VcpuState::Thread => {
                 self.charge(c);
@@ -462,10 +469,13 @@ impl World {
             }
             VcpuState::Spinning => self.spin_over(c),
             VcpuState::AwaitingAcks => {
+                self.end_pauses(c);
                 self.charge(c);
                 self.fetch(c);
             }
             VcpuState::Masked => self.masked_over(c),
+            VcpuState::Locking => self.locking_over(c),
+            VcpuState::Queueing => self.queued_over(c),
             VcpuState::Interrupt => self.interrupts_handled(c),
             VcpuState::Switching => self.switched(c),
             VcpuState::Refilling => self.resume_or_interrupt(c),

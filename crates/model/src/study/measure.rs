@@ -74,6 +74,18 @@ pub enum Measure {
         /// The run.
         run: String,
     },
+    /// How long pCPUs idle at a time on average, as the VMM sees it, in microseconds.
+    IdlePeriod {
+        /// The run.
+        run: String,
+    },
+    /// Share of the pCPUs' time that they idle for so long at a time or longer, in per cent.
+    IdleAbove {
+        /// The run.
+        run: String,
+        /// How long, in microseconds; taken down to a power of two of picoseconds.
+        us: u64,
+    },
     /// How much longer than the baseline a run takes, in per cent: time / time of the baseline - 1.
     Slowdown {
         /// The run.
@@ -309,6 +321,8 @@ macro_rules! names_of {
         match $measure {
             Self::WakeLatency { run }
             | Self::IdleTransitions { run }
+            | Self::IdlePeriod { run }
+            | Self::IdleAbove { run, .. }
             | Self::ActiveShare { run, .. }
             | Self::FunctionShare { run, .. }
             | Self::KernelShare { run }
@@ -372,9 +386,11 @@ impl Measure {
             | Self::ExitShare { .. }
             | Self::ExitTime { .. }
             | Self::Utilization { .. }
+            | Self::IdleAbove { .. }
             | Self::WaitsAbove { .. } => Scale::Share,
             Self::WakeLatency { .. }
             | Self::IdleTransitions { .. }
+            | Self::IdlePeriod { .. }
             | Self::Speedup { .. }
             | Self::BestSpeedup { .. }
             | Self::Advantage { .. }

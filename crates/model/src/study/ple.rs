@@ -20,9 +20,9 @@ pub enum PleKind {
 #[serde(rename_all = "kebab-case")]
 pub enum Yield {
     /// The vCPU goes behind those of its priority (Xen up to 4.0: a yield is a question to the scheduler and no more).
-    #[default]
     BehindEquals,
     /// And behind one of a lower priority (Xen 4.1, `CSCHED_FLAG_VCPU_YIELD`).
+    #[default]
     BehindOneLower,
 }
 

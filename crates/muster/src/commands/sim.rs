@@ -10,6 +10,7 @@ use muster_report::table;
 use muster_sim::machine::cache::Misses;
 use muster_sim::run::VmOutcome;
 use muster_sim::timeline::chrome_trace;
+use muster_sim::vmm::idle_periods::IdlePeriods;
 use muster_sim::vmm::pcpu::Scheduling;
 use muster_sim::working_sets::CacheMisses;
 use muster_sim::{Outcome, Simulation};
@@ -70,6 +71,9 @@ struct Report {
     /// Where vCPUs share pCPUs, what the scheduler did.
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduling: Option<SchedulingReport>,
+    /// For how long pCPUs had nothing to run at a time; absent where they always had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    idle_periods: Option<IdleReport>,
     /// Where vCPUs share pCPUs, what each VM got.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     vms: Vec<VmReport>,
@@ -98,6 +102,24 @@ struct SchedulingReport {
     switches: u64,
     preemptions: u64,
     migrations: u64,
+}
+
+/// Idle periods of pCPUs, all together.
+#[derive(Serialize)]
+struct IdleReport {
+    count: u64,
+    mean_us: f64,
+    /// Half of the idle time is in periods that are shorter, to a power of two.
+    half_of_time_below_us: f64,
+    /// By length, from so many microseconds to twice that.
+    lengths: Vec<IdleLengths>,
+}
+
+#[derive(Serialize)]
+struct IdleLengths {
+    from_us: f64,
+    count: u64,
+    total_s: f64,
 }
 
 #[derive(Serialize)]
@@ -182,7 +204,7 @@ fn turns(program: &Workload, experiment: &Experiment, outcome: &Outcome) -> BTre
 
 fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u64>) -> Report {
     let counters = &outcome.counters;
-    let shared = experiment.scheduler() == VmScheduler::Credit;
+    let shared = experiment.scheduler() != VmScheduler::Pinned;
     let vms = experiment.all_vms().into_iter().zip(&outcome.vms).filter(|_| shared);
     Report {
         wall_s: outcome.seconds(),
@@ -207,6 +229,7 @@ fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u6
         ledger: outcome.ledger(),
         cache_misses: outcome.cache_misses.as_ref().map(cache_report),
         scheduling: shared.then(|| scheduling(outcome)),
+        idle_periods: (outcome.idle_periods.count() > 0).then(|| idle_report(&outcome.idle_periods)),
         vms: vms.map(|(spec, vm)| vm_report(spec.workload, vm, outcome.wall_ps)).collect(),
     }
 }
@@ -237,6 +260,25 @@ fn cache_page(report: &CacheReport) -> String {
 fn scheduling(outcome: &Outcome) -> SchedulingReport {
     let Scheduling { decisions, kicks, switches, preemptions, migrations } = outcome.scheduling;
     SchedulingReport { decisions, kicks, switches, preemptions, migrations }
+}
+
+fn idle_report(periods: &IdlePeriods) -> IdleReport {
+    let us = |ps: u64| ps as f64 / 1e6;
+    let of =
+        |(from, count, total): (u64, u64, u64)| IdleLengths { from_us: us(from), count, total_s: total as f64 / 1e12 };
+    IdleReport {
+        count: periods.count(),
+        mean_us: us(periods.mean_ps()),
+        half_of_time_below_us: us(periods.half_of_time_ps()),
+        lengths: periods.buckets().map(of).collect(),
+    }
+}
+
+fn idle_page(report: &IdleReport) -> String {
+    format!(
+        "idle periods of pCPUs {}, of {:.1} us on average; half of the idle time in periods below {:.0} us\n",
+        report.count, report.mean_us, report.half_of_time_below_us
+    )
 }
 
 fn vm_report(workload: String, vm: &VmOutcome, wall_ps: u64) -> VmReport {
@@ -284,7 +326,8 @@ fn page(report: &Report) -> String {
         report.events,
     );
     let misses = report.cache_misses.as_ref().map_or_else(String::new, cache_page);
-    machine + &misses + &scheduling + &vms
+    let idle = report.idle_periods.as_ref().map_or_else(String::new, idle_page);
+    machine + &misses + &scheduling + &idle + &vms
 }
 
 fn vm_page(number: usize, vm: &VmReport) -> String {

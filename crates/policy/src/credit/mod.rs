@@ -162,6 +162,8 @@ struct Vcpu {
     /// It is to leave its pCPU at the next decision there.
     migrating: bool,
     active: bool,
+    /// It gives way at the next decision there (CSCHED_FLAG_VCPU_YIELD of Xen 4.1).
+    yields: bool,
     queued: bool,
     next: VcpuId,
     previous: VcpuId,
@@ -336,8 +338,9 @@ impl Scheduler {
         if last != NONE {
             self.burn(last, now_ns);
             self.vcpus[last as usize].start_ns -= now_ns as i64;
+            let yields = std::mem::take(&mut self.vcpus[last as usize].yields);
             if self.vcpus[last as usize].is_runnable() {
-                self.insert(last);
+                if yields { self.insert_behind_one_lower(last) } else { self.insert(last) }
             }
         }
         let (next, migrated) = self.choose(pcpu, is_held);
@@ -352,6 +355,37 @@ impl Scheduler {
         }
         let (vcpu, slice_ns) = if next == NONE { (None, None) } else { (Some(next), Some(SLICE_NS)) };
         Next { vcpu, slice_ns, migrated, touches: &self.touches, kicks: &self.kicks }
+    }
+
+    /// A vCPU that runs will go behind one of a lower priority, too, at the next decision on its pCPU (Xen 4.1,
+    /// `csched_vcpu_yield`). A yield of Xen 4.0 is a decision and no more: the vCPU goes behind its equals.
+    pub fn give_way(&mut self, vcpu: VcpuId) {
+        self.vcpus[vcpu as usize].yields = self.runs(vcpu);
+    }
+
+    /// Whether a vCPU waits for a pCPU.
+    pub fn waits(&self, vcpu: VcpuId) -> bool {
+        self.vcpus[vcpu as usize].queued
+    }
+
+    /// The pCPU `by` has a vCPU that waits run as soon as its priority allows: it goes before its equals, boosted if it has
+    /// credits. No such call is in Xen; it is what KVM's directed yield does (kernel/sched/fair.c, `yield_to_task_fair`) in
+    /// terms of this scheduler. Nothing happens when it does not wait.
+    pub fn run_next(&mut self, vcpu: VcpuId, by: usize) -> Decision<'_> {
+        self.begin();
+        if self.waits(vcpu) {
+            let pcpu = self.vcpus[vcpu as usize].pcpu;
+            self.touches.extend([Touch::Lock(pcpu), Touch::ChangeQueue(pcpu)]);
+            self.remove(vcpu);
+            let v = &mut self.vcpus[vcpu as usize];
+            if v.priority == Priority::Under {
+                v.priority = Priority::Boost;
+            }
+            self.insert_first(vcpu);
+            self.tell(vcpu, by);
+            self.touches.push(Touch::Unlock(pcpu));
+        }
+        self.decision()
     }
 
     /// The vCPU that runs on a pCPU; `None` for the idle vCPU.
@@ -591,6 +625,7 @@ impl Vcpu {
             parked: false,
             migrating: false,
             active: false,
+            yields: false,
             queued: false,
             next: NONE,
             previous: NONE,

@@ -13,6 +13,22 @@ impl Scheduler {
         self.insert_before(vcpu, behind);
     }
 
+    /// The same of one that yields: behind one of a lower priority as well, if there is one (Xen 4.1, `__runq_insert`).
+    pub(super) fn insert_behind_one_lower(&mut self, vcpu: VcpuId) {
+        let Vcpu { pcpu, priority, queued, .. } = self.vcpus[vcpu as usize];
+        assert!(!queued, "vCPU {vcpu} waits twice");
+        let lower = self.waiting(pcpu).find(|&other| self.vcpus[other as usize].priority < priority);
+        self.insert_before(vcpu, lower.map_or(NONE, |lower| self.vcpus[lower as usize].next));
+    }
+
+    /// The same before all of its priority.
+    pub(super) fn insert_first(&mut self, vcpu: VcpuId) {
+        let Vcpu { pcpu, priority, queued, .. } = self.vcpus[vcpu as usize];
+        assert!(!queued, "vCPU {vcpu} waits twice");
+        let behind = self.waiting(pcpu).find(|&other| self.vcpus[other as usize].priority <= priority).unwrap_or(NONE);
+        self.insert_before(vcpu, behind);
+    }
+
     /// Takes a vCPU out of its pCPU's queue.
     pub(super) fn remove(&mut self, vcpu: VcpuId) {
         let Vcpu { pcpu, next, previous, queued, .. } = self.vcpus[vcpu as usize];

@@ -14,10 +14,10 @@
 //! to the node of the CPU that frees them), and pages of files and of processes that end.
 
 use crate::engine::{NS, Ps};
+use crate::guest::kernel_locks::{LockId, Plan};
 use crate::guest::thread::Step;
 use crate::machine::lines::Lines;
 use crate::machine::spinlock::{Kind, SpinLock};
-use crate::machine::walk::Walk;
 use crate::world::World;
 
 /// `per_cpu_pages.batch` of a zone of 512 MiB or more (`zone_batchsize`).
@@ -79,55 +79,55 @@ impl Allocator {
         has_one
     }
 
-    /// vCPU `c` takes a new page (`buffered_rmqueue`, `__lru_cache_add`); how long it has locks for that.
+    /// vCPU `c` takes a new page (`buffered_rmqueue`, `__lru_cache_add`); what it does under locks for that.
     #[inline]
-    fn take(&mut self, c: usize, walk: &mut Walk, lines: &mut Lines) -> Ps {
+    fn take(&mut self, c: usize) -> Plan {
         let own = &mut self.lists[c];
-        let zone = &mut self.zones[own.zone as usize];
-        let mut held = 0;
+        let mut plan = Plan::NONE;
         if own.free == 0 {
             own.free = BATCH;
-            held += under(&mut zone.lock, BATCH, MOVE_PAGE, walk, lines);
+            plan = plan.then_under(LockId::Zone(own.zone), Ps::from(BATCH) * MOVE_PAGE);
         }
         own.free -= 1;
         own.unlisted += 1;
         if own.unlisted == PAGEVEC {
             own.unlisted = 0;
-            held += under(&mut zone.lru_lock, PAGEVEC, LIST_PAGE, walk, lines);
+            plan = plan.then_under(LockId::Lru(own.zone), Ps::from(PAGEVEC) * LIST_PAGE);
         }
-        held
+        plan
     }
 
     /// vCPU `c` puts what it has not listed yet onto the reclaim lists (`lru_add_drain`).
-    fn list(&mut self, c: usize, walk: &mut Walk, lines: &mut Lines) -> Ps {
+    fn list(&mut self, c: usize, plan: Plan) -> Plan {
         let own = &mut self.lists[c];
         match std::mem::take(&mut own.unlisted) {
-            0 => 0,
-            pages => under(&mut self.zones[own.zone as usize].lru_lock, pages, LIST_PAGE, walk, lines),
+            0 => plan,
+            pages => plan.then_under(LockId::Lru(own.zone), Ps::from(pages) * LIST_PAGE),
         }
     }
 
     /// vCPU `c` frees at most [`PAGEVEC`] pages (`release_pages`, `free_hot_cold_page`).
-    fn free(&mut self, c: usize, pages: u32, walk: &mut Walk, lines: &mut Lines) -> Ps {
+    fn free(&mut self, c: usize, pages: u32, plan: Plan) -> Plan {
         let own = &mut self.lists[c];
-        let zone = &mut self.zones[own.zone as usize];
-        let mut held = under(&mut zone.lru_lock, pages, LIST_PAGE, walk, lines);
+        let listed = plan.then_under(LockId::Lru(own.zone), Ps::from(pages) * LIST_PAGE);
         own.free += pages;
-        if own.free >= MOST {
-            own.free -= BATCH;
-            held += under(&mut zone.lock, BATCH, MOVE_PAGE, walk, lines);
+        if own.free < MOST {
+            return listed;
         }
-        held
+        own.free -= BATCH;
+        listed.then_under(LockId::Zone(own.zone), Ps::from(BATCH) * MOVE_PAGE)
     }
-}
 
-/// A lock is held for so many pages; how long.
-fn under(lock: &mut SpinLock, pages: u32, each: Ps, walk: &mut Walk, lines: &mut Lines) -> Ps {
-    let held = Ps::from(pages) * each;
-    walk.acquire(lock, lines);
-    walk.at += held;
-    walk.release(lock, lines);
-    held
+    /// How many zones there are.
+    pub fn zones(&self) -> usize {
+        self.zones.len()
+    }
+
+    /// A zone's lock; of its reclaim lists, or of its free pages.
+    pub fn lock(&mut self, zone: usize, of_lists: bool) -> &mut SpinLock {
+        let zone = &mut self.zones[zone];
+        if of_lists { &mut zone.lru_lock } else { &mut zone.lock }
+    }
 }
 
 impl World {
@@ -137,14 +137,12 @@ impl World {
         if enters {
             self.enter_kernel(c);
         }
-        let mut walk = self.kernel_walk(c);
         let Some(allocator) = self.allocator.as_mut() else { return self.in_kernel(c, work, Step::Fetch) };
         if allocator.take_own(c) {
             return self.in_kernel(c, work, Step::Fetch);
         }
-        let held = allocator.take(c, &mut walk, &mut self.shared.lines);
-        walk.at += work.saturating_sub(held);
-        self.walk_in_kernel(c, &walk, Step::Fetch);
+        let plan = allocator.take(c);
+        self.in_kernel_under(c, &plan, work, Step::Fetch);
     }
 
     /// vCPU `c`'s thread frees `pages` of an unmapping, as many as fit a vector; the operation comes again for the others.
@@ -155,14 +153,11 @@ impl World {
         let now = left.min(PAGEVEC);
         thread.unfreed = left - now;
         thread.pc -= u32::from(left > now);
-        let mut walk = self.kernel_walk(c);
-        let (allocator, lines) = (self.allocator.as_mut(), &mut self.shared.lines);
-        let held = allocator.map_or(0, |allocator| {
-            let listing = if is_first { allocator.list(c, &mut walk, lines) } else { 0 };
-            listing + allocator.free(c, now, &mut walk, lines)
+        let plan = self.allocator.as_mut().map_or(Plan::NONE, |allocator| {
+            let listed = if is_first { allocator.list(c, Plan::NONE) } else { Plan::NONE };
+            allocator.free(c, now, listed)
         });
-        walk.at += (Ps::from(now) * self.prices.unmap_page).saturating_sub(held);
-        self.walk_in_kernel(c, &walk, Step::Fetch);
+        self.in_kernel_under(c, &plan, Ps::from(now) * self.prices.unmap_page, Step::Fetch);
     }
 }
 
@@ -180,21 +175,20 @@ mod tests {
         let mut lines = Lines::new(&topology, 2, [0; 5], 0, 0);
         let mut allocator = Allocator::default();
         allocator.add([0, 0].into_iter(), &mut lines);
-        let mut walk = Walk::new(0, Cause::Guest, 0);
         let pages = BATCH * PAGEVEC;
-        let held: Ps = (0..pages).map(|_| allocator.take(0, &mut walk, &mut lines)).sum();
+        let held: Ps = (0..pages).map(|_| allocator.take(0).held()).sum();
         assert_eq!(held, Ps::from(pages) * (MOVE_PAGE + LIST_PAGE));
         // A CPU that frees what it took does without the zone's lock.
         for _ in 0..100 {
-            let held = (0..13).map(|_| allocator.take(0, &mut walk, &mut lines)).sum::<Ps>();
-            let listing = allocator.list(0, &mut walk, &mut lines);
-            let freeing = allocator.free(0, 13, &mut walk, &mut lines);
+            let held = (0..13).map(|_| allocator.take(0).held()).sum::<Ps>();
+            let listing = allocator.list(0, Plan::NONE).held();
+            let freeing = allocator.free(0, 13, Plan::NONE).held();
             let batch = if allocator.lists[0].free == BATCH { Ps::from(BATCH) * MOVE_PAGE } else { 0 };
             assert!(held + listing + freeing <= 26 * LIST_PAGE + batch, "{held} {listing} {freeing}");
         }
         // One that only frees gives a batch back for each that it gets.
-        let gives = (0..31 * BATCH)
-            .filter(|_| allocator.free(1, PAGEVEC, &mut walk, &mut lines) > Ps::from(PAGEVEC) * LIST_PAGE);
+        let gives =
+            (0..31 * BATCH).filter(|_| allocator.free(1, PAGEVEC, Plan::NONE).held() > Ps::from(PAGEVEC) * LIST_PAGE);
         assert_eq!(gives.count() as u32, (31 * BATCH * PAGEVEC - MOST) / BATCH + 1);
         assert!(allocator.lists[1].free < MOST);
     }

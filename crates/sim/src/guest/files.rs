@@ -178,7 +178,9 @@ impl World {
                     if !self.try_acquire(object.lock) {
                         return self.spin_in_kernel(c, t as u32, object.lock);
                     }
+                    let asked = walk.at;
                     walk.write(object.line, &mut self.shared.lines);
+                    self.note_lock_wait(walk.at - asked);
                     return self.hold(c, object, further, walk);
                 }
             }
@@ -206,6 +208,7 @@ impl World {
         if !matches!(self.ops[self.threads[t].pc as usize - 1], Op::Touch(_)) {
             return self.proceed(c, true);
         }
+        self.note_asked(c);
         let touch = self.present_touch(t);
         let How::Lock(further) = touch.how else { unreachable!("it spun for a lock") };
         let (object, walk) = (self.touched(t, touch), self.kernel_walk(c));

@@ -1,6 +1,6 @@
 //! The idle loop: halting, MWAIT, polling, polling for a while, and the yielding thread in its place.
 
-use crate::engine::books::Cost;
+use crate::engine::books::Parts;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::world::{NONE, World, kind, slot_of};
@@ -23,19 +23,17 @@ impl World {
         vcpu.current = NONE;
         vcpu.in_idle_loop = !(vm.yielding && vm.active.contains(c));
         if vcpu.in_idle_loop {
-            let waits = self.own_queue_lock(c, self.prices.idle_enter);
-            self.enter_idle(c, waits);
+            self.enter_idle(c, true);
         } else {
             vm.in_mm.remove(c);
-            let waits = self.own_queue_lock(c, self.switch_price());
-            self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price() + waits.time);
-            self.divide(c, &waits.parts);
+            let price = self.switch_price();
+            self.busy_under_own_queue(c, (VcpuState::Switching, Account::Kernel), price, price, Parts::NONE);
         }
     }
 
-    /// From the scheduler, which took so much longer, to the idle instruction; a vCPU that is going to sleep stops its tick on
-    /// the way.
-    fn enter_idle(&mut self, c: usize, waits: Cost) {
+    /// From the scheduler, if it comes from there, to the idle instruction; a vCPU that is going to sleep stops its tick on the
+    /// way.
+    fn enter_idle(&mut self, c: usize, from_scheduler: bool) {
         let vm = self.vm_mut(c);
         vm.idle.insert(c);
         let polls = match vm.idle_kind {
@@ -45,8 +43,18 @@ impl World {
         };
         self.vcpus[c].polled = false;
         let stop = if polls { 0 } else { self.stop_tick(c) };
-        self.busy(c, VcpuState::EnteringIdle, Account::HaltWake, self.prices.idle_enter + stop + waits.time);
-        self.divide(c, &waits.parts);
+        let enter = self.prices.idle_enter;
+        if from_scheduler {
+            self.busy_under_own_queue(
+                c,
+                (VcpuState::EnteringIdle, Account::HaltWake),
+                enter,
+                enter + stop,
+                Parts::NONE,
+            );
+        } else {
+            self.busy(c, VcpuState::EnteringIdle, Account::HaltWake, enter + stop);
+        }
     }
 
     /// Stops the tick, unless an interrupt in the idle loop has only left it stopped.
@@ -180,7 +188,7 @@ impl World {
             (false, false, _) => self.schedule(c),
             (true, false, true) => self.yield_on(c),
             (true, false, false) => self.go_idle(c),
-            (true, true, false) => self.enter_idle(c, Cost::default()),
+            (true, true, false) => self.enter_idle(c, false),
         }
     }
 

@@ -9,6 +9,7 @@ use crate::engine::Ps;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::lines::{Cause, LineId};
 use crate::machine::spinlock::{Kind, SpinLock};
+use crate::vmm::ple::PauseLoop;
 use crate::world::{NONE, World};
 use muster_model::Account;
 use std::collections::VecDeque;
@@ -38,7 +39,14 @@ impl World {
         thread.in_kernel = true;
         thread.remaining = 0;
         self.vcpus[c].run_since = self.now;
+        self.spin_masked_again(c, account);
+    }
+
+    fn spin_masked_again(&mut self, c: usize, account: Account) {
         self.rest(c, VcpuState::Masked, account);
+        if account == Account::Spin {
+            self.begin_pauses(c, PauseLoop::SpinLock);
+        }
     }
 
     /// A vCPU that was stopped while it spun goes on; `left` says that it has been let on.
@@ -46,7 +54,7 @@ impl World {
         self.vcpus[c].run_since = self.now;
         match left {
             Some(left) => self.busy(c, VcpuState::Masked, account, left),
-            None => self.rest(c, VcpuState::Masked, account),
+            None => self.spin_masked_again(c, account),
         }
     }
 
@@ -58,6 +66,7 @@ impl World {
         } else {
             let account = self.threads[t as usize].account;
             let rest_since = self.vcpus[c].rest_since;
+            self.vcpus[c].ple_armed = false;
             self.busy(c, VcpuState::Masked, account, later);
             self.vcpus[c].rest_since = rest_since;
         }
@@ -65,10 +74,12 @@ impl World {
 
     /// The vCPU's thread has been let on; interrupts that have come meanwhile are handled first.
     pub(crate) fn masked_over(&mut self, c: usize) {
+        self.end_pauses(c);
         self.charge(c);
         let thread = &mut self.threads[self.vcpus[c].current as usize];
         thread.remaining = 0;
         if thread.account == Account::Spin {
+            self.note_asked(c);
             self.kernel_spin += self.now - self.vcpus[c].rest_since;
         }
         if self.vcpus[c].pending != 0 && !self.vcpus[c].in_call {
@@ -87,6 +98,7 @@ impl World {
             return false;
         };
         count.waiting.push_back(t);
+        self.note_asking(c);
         self.spin_masked(c, Account::Spin, Step::Count(l));
         true
     }

@@ -16,6 +16,7 @@ use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::vmm::pcpu::RunState;
+use crate::vmm::ple::PauseLoop;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::{Account, CpuSet};
 
@@ -119,6 +120,7 @@ impl World {
             self.busy(c, VcpuState::AwaitingAcks, Account::TlbShootdown, 0);
         } else {
             self.rest(c, VcpuState::AwaitingAcks, Account::TlbShootdown);
+            self.begin_pauses(c, PauseLoop::Acks);
         }
     }
 
@@ -135,6 +137,7 @@ impl World {
         if vm.flushes_left == 0 && vcpu.state == VcpuState::AwaitingAcks && !vcpu.is_stopped() {
             let line = self.prices.cache_line[self.apart(c, waiting)];
             self.shared.lines.add_misses(Cause::Guest, 1);
+            self.vcpus[waiting].ple_armed = false;
             self.queue.schedule(slot_of(waiting, kind::VCPU), self.now + line);
         }
     }

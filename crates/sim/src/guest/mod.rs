@@ -5,6 +5,7 @@ pub mod files;
 pub mod heap;
 pub mod idle;
 pub mod kernel;
+pub mod kernel_locks;
 pub mod masked;
 pub mod memory;
 pub mod network;

@@ -10,13 +10,16 @@
 //! Left out: what timers' wake-ups take from other CPUs' queues, moves because of affinity, moves by a CPU that polls, and the
 //! reading of other queues' loads by those who balance.
 
-use crate::engine::books::{Cost, Parts};
+use crate::engine::books::Parts;
 use crate::engine::{NS, Ps};
+use crate::guest::kernel_locks::{Act, LockId, Plan};
 use crate::guest::thread::Step;
+use crate::guest::vcpu::VcpuState;
 use crate::machine::lines::Lines;
 use crate::machine::spinlock::{Kind, SpinLock};
-use crate::machine::walk::Walk;
+use crate::working_sets::Fetching;
 use crate::world::World;
+use muster_model::Account;
 
 /// For how long the tick, or a timer that wakes, has the lock: a handful of cache hits, assumed.
 const TICK: Ps = 150 * NS;
@@ -29,72 +32,70 @@ pub(crate) fn locks(count: usize, lines: &mut Lines) -> impl Iterator<Item = Spi
 }
 
 impl World {
-    /// What a walk takes beyond its `work`.
-    fn beyond(&mut self, walk: &Walk, work: Ps) -> Cost {
-        self.kernel_spin += walk.waited;
-        Cost { time: walk.at - self.now - work, parts: walk.parts }
-    }
-
-    fn lock_queue(&mut self, walk: &mut Walk, of: usize) {
-        walk.acquire(&mut self.run_queue_locks[of], &mut self.shared.lines);
-    }
-
-    fn unlock_queue(&mut self, walk: &mut Walk, of: usize) {
-        walk.release(&mut self.run_queue_locks[of], &mut self.shared.lines);
-    }
-
-    /// `work` under the lock of a queue.
-    fn under_queue_lock(&mut self, walk: &mut Walk, of: usize, work: Ps) {
-        self.lock_queue(walk, of);
-        walk.at += work;
-        self.unlock_queue(walk, of);
-    }
-
-    /// What vCPU `c` takes longer for `work` that it does under the lock of its own queue.
+    /// vCPU `c` does something for `duration`, of which it has its own queue's lock for `held`.
     #[inline]
-    pub(crate) fn own_queue_lock(&mut self, c: usize, work: Ps) -> Cost {
-        let Some(lock) = self.run_queue_locks.get_mut(c) else { return Cost::default() };
-        if lock.hold_at_once(&mut self.shared.lines, self.vcpus[c].pcpu as usize, self.now, work) {
-            return Cost::default();
+    pub(crate) fn busy_under_own_queue(
+        &mut self,
+        c: usize,
+        what: (VcpuState, Account),
+        held: Ps,
+        duration: Ps,
+        parts: Parts,
+    ) {
+        let is_there = match self.run_queue_locks.get_mut(c) {
+            Some(lock) => {
+                let pcpu = self.vcpus[c].pcpu as usize;
+                self.spinning.is_none() && lock.hold_at_once(&mut self.shared.lines, pcpu, self.now, held)
+            }
+            None => true,
+        };
+        if is_there {
+            self.busy(c, what.0, what.1, duration);
+            return self.divide(c, &parts);
         }
-        let mut walk = self.kernel_walk(c);
-        self.under_queue_lock(&mut walk, c, work);
-        self.beyond(&walk, work)
+        self.busy_under(c, what, &Plan::under(LockId::Queue(c as u32), held), duration, parts);
     }
 
-    /// The same of the tick's handler and a timer's.
-    #[inline]
-    pub(crate) fn tick_lock(&mut self, c: usize) -> Cost {
-        self.own_queue_lock(c, TICK)
+    /// The handlers of a tick or a timer, which look at their queue.
+    pub(crate) fn handle_under_queue(&mut self, c: usize, account: Account, price: Ps, fetching: Fetching) {
+        let mut parts = Parts::NONE;
+        fetching.divide(&mut parts);
+        self.busy_under_own_queue(c, (VcpuState::Interrupt, account), TICK, price + fetching.total(), parts);
     }
 
-    /// What vCPU `c` takes longer to pull a thread from the queue of `from`, which it has searched for with its own queue locked,
-    /// and to switch to it.
-    pub(crate) fn pull_locks(&mut self, c: usize, from: usize, switch: Ps) -> Cost {
+    /// What vCPU `c` does under locks to pull a thread from the queue of `from`, which it has searched for with its own queue
+    /// locked, and to switch to it.
+    pub(crate) fn pull_plan(&self, c: usize, from: usize, switch: Ps) -> Plan {
         if self.run_queue_locks.is_empty() {
-            return Cost::default();
+            return Plan::NONE;
         }
-        let mut walk = self.kernel_walk(c);
         let search = self.prices.balance.saturating_sub(MOVE);
-        let moving = self.prices.balance - search;
-        self.lock_queue(&mut walk, c);
-        walk.at += search;
-        self.under_queue_lock(&mut walk, from, moving);
-        walk.at += switch;
-        self.unlock_queue(&mut walk, c);
-        self.beyond(&walk, self.prices.balance + switch)
+        let searched = Plan::NONE.then(Act::Take(LockId::Queue(c as u32))).then(Act::Hold(search));
+        let moved = self.then_move(searched, c, from, self.prices.balance - search);
+        moved.then(Act::Hold(switch)).then(Act::Give(LockId::Queue(c as u32)))
     }
 
-    /// What vCPU `c` takes longer to move a thread from its queue to that of `to`.
-    pub(crate) fn push_locks(&mut self, c: usize, to: usize) -> Cost {
+    /// With its own queue locked, vCPU `c` locks another as well and moves a thread. Where others may do the same meanwhile
+    /// the lower comes first, and the own lock is given up for that (`double_lock_balance`).
+    fn then_move(&self, plan: Plan, c: usize, other: usize, held: Ps) -> Plan {
+        let (own, other) = (LockId::Queue(c as u32), LockId::Queue(other as u32));
+        let is_in_order = matches!((own, other), (LockId::Queue(own), LockId::Queue(other)) if own < other);
+        let locked = if self.spinning.is_none() || is_in_order {
+            plan.then(Act::Take(other))
+        } else {
+            plan.then(Act::Give(own)).then(Act::Take(other)).then(Act::Take(own))
+        };
+        locked.then(Act::Hold(held)).then(Act::Give(other))
+    }
+
+    /// What the tick of vCPU `c` takes longer to move a thread from its queue to that of `to`; whether it takes longer.
+    pub(crate) fn push_under_locks(&mut self, c: usize, to: usize) -> bool {
         if self.run_queue_locks.is_empty() {
-            return Cost::default();
+            return false;
         }
-        let mut walk = self.kernel_walk(c);
-        self.lock_queue(&mut walk, c);
-        self.under_queue_lock(&mut walk, to, MOVE);
-        self.unlock_queue(&mut walk, c);
-        self.beyond(&walk, MOVE)
+        let own = LockId::Queue(c as u32);
+        let plan = self.then_move(Plan::NONE.then(Act::Take(own)), c, to, MOVE).then(Act::Give(own));
+        self.busy_under_if_longer(c, (VcpuState::Interrupt, Account::Kernel), &plan)
     }
 
     /// vCPU `c`'s thread begins to wake the first of those that it has to wake. Half of that is the choice of a CPU; which one it
@@ -105,18 +106,14 @@ impl World {
             return self.in_kernel(c, work, Step::Wake);
         }
         let w = self.threads[t as usize].wakes.first();
-        let last = self.threads[w as usize].cpu as usize;
-        let target = self.place(c, w, self.vm(c).placement);
-        let mut walk = self.kernel_walk(c);
-        if target == last {
-            self.under_queue_lock(&mut walk, last, work);
+        let last = self.threads[w as usize].cpu;
+        let target = self.place(c, w, self.vm(c).placement) as u32;
+        let plan = if target == last {
+            Plan::under(LockId::Queue(last), work)
         } else {
-            self.under_queue_lock(&mut walk, last, work / 2);
-            self.under_queue_lock(&mut walk, target, work - work / 2);
-        }
-        let beyond = self.beyond(&walk, work);
-        self.in_kernel(c, work + beyond.time, Step::Wake);
-        self.divide(c, &beyond.parts);
+            Plan::under(LockId::Queue(last), work / 2).then_under(LockId::Queue(target), work - work / 2)
+        };
+        self.in_kernel_under(c, &plan, work, Step::Wake);
     }
 
     /// Parts of what vCPU `c` has just begun belong to other accounts.
@@ -132,7 +129,7 @@ mod tests {
     use crate::machine::lines::Cause;
     use crate::run::Simulation;
     use muster_model::study::{Environment, Experiment, GuestKernel};
-    use muster_model::{Account, Profile, Workload};
+    use muster_model::{Profile, Workload};
 
     /// Threads on CPUs of their own, each of which wakes one of as many others, which share CPU 0, every 100 us; after a run.
     fn woken(cores: u32, locked: bool) -> World {

@@ -5,7 +5,7 @@
 //! nobody else wants the CPU, and the 0.3 % that their weight would claim beside others is left out.
 
 use super::thread::Mode;
-use crate::engine::books::Cost;
+use crate::engine::books::Parts;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::{Vcpu, VcpuState};
 use crate::machine::interrupt::reason;
@@ -135,8 +135,7 @@ impl World {
         if let Some(t) = self.pick(c) {
             self.switch_to(c, t);
         } else if let Some((t, from)) = self.pull(c) {
-            let Cost { time, parts } = self.pull_locks(c, from, self.switch_price());
-            self.switch_after(c, t, Cost { time: time + self.prices.balance, parts });
+            self.switch_to_pulled(c, t, from);
         } else {
             self.go_idle(c);
         }
@@ -147,20 +146,27 @@ impl World {
     }
 
     fn switch_to(&mut self, c: usize, t: u32) {
-        let waits = self.own_queue_lock(c, self.switch_price());
-        self.switch_after(c, t, waits);
+        self.begin_switch(c, t);
+        let price = self.switch_price();
+        self.busy_under_own_queue(c, (VcpuState::Switching, Account::Kernel), price, price, Parts::NONE);
     }
 
-    /// Switches to a thread, which takes so much longer.
-    fn switch_after(&mut self, c: usize, t: u32, extra: Cost) {
+    /// Switches to a thread that was found in the queue of `from`.
+    fn switch_to_pulled(&mut self, c: usize, t: u32, from: usize) {
+        self.begin_switch(c, t);
+        let price = self.switch_price();
+        let plan = self.pull_plan(c, from, price);
+        let duration = self.prices.balance + price;
+        self.busy_under(c, (VcpuState::Switching, Account::Kernel), &plan, duration, Parts::NONE);
+    }
+
+    fn begin_switch(&mut self, c: usize, t: u32) {
         let vcpu = &mut self.vcpus[c];
         let vm = &mut self.vms[vcpu.vm as usize];
         vm.idle.remove(c);
         vm.in_mm.insert(c);
         vm.counters.switches += 1;
         vcpu.current = t;
-        self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price() + extra.time);
-        self.divide(c, &extra.parts);
     }
 
     /// The switch is done; a thread from another vCPU refills its caches first.
@@ -207,9 +213,10 @@ impl World {
     /// The vCPU's thread stops for an interrupt.
     pub(crate) fn pause_thread(&mut self, c: usize) {
         self.note_spinning(c);
-        self.charge(c);
         let slot = slot_of(c, kind::VCPU);
-        let timed = self.queue.is_pending(slot);
+        let timed = self.queue.is_pending(slot) && !self.vcpus[c].ple_armed;
+        self.end_pauses(c);
+        self.charge(c);
         self.queue.cancel(slot);
         let left = self.work_left(c, self.vcpus[c].until.saturating_sub(self.now));
         let thread = &mut self.threads[self.vcpus[c].current as usize];

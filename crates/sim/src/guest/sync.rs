@@ -15,6 +15,7 @@ use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
 use crate::machine::spinlock::Kind;
 use crate::vmm::pcpu::RunState;
+use crate::vmm::ple::PauseLoop;
 use crate::workload::program::Op;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::study::{Placement, RemoteWake, WakeSignal};
@@ -174,12 +175,14 @@ impl World {
         let lines = &mut self.shared.lines;
         let count = self.locks[l as usize].count.get_or_insert_with(|| OpenLock::new(Kind::Ticket, lines.add()));
         walk.acquire(&mut count.lock, lines);
+        let took = walk.at - self.now;
         walk.at += UNDER_COUNT;
         if wakes {
             self.threads[self.vcpus[c].current as usize].counts = l;
         } else {
             walk.release(&mut count.lock, lines);
         }
+        self.note_lock_wait(took);
         self.walk_in_kernel(c, &walk, Step::Fetch);
     }
 
@@ -295,10 +298,14 @@ impl World {
     }
 
     pub(crate) fn spin(&mut self, c: usize, t: u32, l: u32, timeout: Option<Ps>) {
+        self.spin_as(c, t, l, timeout, false);
+    }
+
+    fn spin_as(&mut self, c: usize, t: u32, l: u32, timeout: Option<Ps>, in_kernel: bool) {
         self.locks[l as usize].spinners.push(&mut self.threads, t);
         let thread = &mut self.threads[t as usize];
         thread.mode = Mode::Spin;
-        thread.in_kernel = false;
+        thread.in_kernel = in_kernel;
         thread.granted = false;
         thread.waits_for = WaitFor::Mutex(l);
         thread.remaining = timeout.unwrap_or(0);
@@ -316,8 +323,9 @@ impl World {
         // It draws its ticket, sees the release, and, of the others', half come before it (`machine::spinlock`).
         self.shared.lines.add_misses(Cause::Guest, 3 + u64::from(lock.tickets));
         lock.tickets += 1;
-        self.spin(c, t, l, None);
-        self.threads[t as usize].in_kernel = true;
+        self.disturb_spinners(c, l);
+        self.note_asking(c);
+        self.spin_as(c, t, l, None, true);
     }
 
     /// A spin lock of the kernel goes to the next in line. That takes longer the more wait, as each reads the word again.
@@ -328,9 +336,26 @@ impl World {
             return;
         };
         lock.tickets -= 1;
-        let others = Ps::from(lock.tickets);
+        let waiting = lock.tickets as usize;
+        let others = self.spinning.as_ref().map_or(waiting, |spinning| spinning.looks_of(waiting)) as Ps;
         let line = self.prices.cache_line[self.apart(c, self.threads[next as usize].cpu as usize)];
+        self.disturb_spinners(c, l);
         self.grant(next, 2 * line + others * self.shared.lines.copy() / 2);
+    }
+
+    /// vCPU `c` writes the word of a spin lock of the kernel: all who look at it read it again.
+    fn disturb_spinners(&mut self, c: usize, l: u32) {
+        if self.spinning.as_ref().is_none_or(|spinning| spinning.is_queued()) {
+            return;
+        }
+        let by = self.vcpus[c].pcpu as usize;
+        let mut t = self.locks[l as usize].spinners.first();
+        while t != NONE {
+            let thread = &self.threads[t as usize];
+            let cpu = thread.cpu as usize;
+            t = thread.next;
+            self.disturb_pauses(cpu, by);
+        }
     }
 
     /// The vCPU's thread spins (again): to the end of its timeout if it has one.
@@ -343,6 +368,16 @@ impl World {
             self.busy(c, VcpuState::Spinning, Account::Spin, thread.remaining);
         } else {
             self.rest(c, VcpuState::Spinning, Account::Spin);
+            self.pause_in_kernel(c, t);
+        }
+    }
+
+    /// A thread that spins in the kernel does so for a spin lock inside of a call for files, or for a mutex.
+    fn pause_in_kernel(&mut self, c: usize, t: u32) {
+        let thread = &self.threads[t as usize];
+        let WaitFor::Mutex(l) = thread.waits_for else { unreachable!("only locks are spun for") };
+        if self.locks[l as usize].in_kernel {
+            self.begin_pauses(c, if thread.in_kernel { PauseLoop::SpinLock } else { PauseLoop::Mutex });
         }
     }
 
@@ -359,6 +394,7 @@ impl World {
     /// The spinning thread has got the lock, or its timeout has come.
     pub(crate) fn spin_over(&mut self, c: usize) {
         self.note_spinning(c);
+        self.end_pauses(c);
         self.charge(c);
         let t = self.vcpus[c].current;
         let thread = &mut self.threads[t as usize];
@@ -414,6 +450,7 @@ impl World {
         let vcpu = &self.vcpus[c];
         if vcpu.current == t && vcpu.state == VcpuState::Spinning && !vcpu.is_stopped() {
             self.shared.lines.add_misses(Cause::User, 1);
+            self.vcpus[c].ple_armed = false;
             self.queue.schedule(slot_of(c, kind::VCPU), self.now + price);
         }
     }

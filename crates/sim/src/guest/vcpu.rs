@@ -1,7 +1,7 @@
 //! A CPU as a guest's kernel sees it. In a VM it is a vCPU, which runs on a pCPU while the VMM lets it; natively there is
 //! no VMM and it *is* the core of the same number.
 
-use super::thread::List;
+use super::thread::{List, Thread};
 use crate::engine::Ps;
 use crate::world::NONE;
 use muster_model::Account;
@@ -19,6 +19,10 @@ pub enum VcpuState {
     AwaitingAcks,
     /// Its thread spins, interrupts off, for a lock that is held over events.
     Masked,
+    /// Has a spin lock of its kernel, interrupts off.
+    Locking,
+    /// Spins for one, interrupts off.
+    Queueing,
     /// Handles interrupts.
     Interrupt,
     /// Switches to its thread, or to the yielding thread when it has none.
@@ -112,6 +116,10 @@ pub struct Vcpu {
     pub flush_at_entry: bool,
     /// The IPI that it is writing exits.
     pub ipi_exits: bool,
+    /// While it is in a plan: this is not its thread's.
+    pub is_aside: bool,
+    /// The event that is pending is the end of the hardware's patience with a loop of PAUSE.
+    pub ple_armed: bool,
 }
 
 impl Vcpu {
@@ -149,6 +157,8 @@ impl Vcpu {
             polled_from: 0,
             flush_at_entry: false,
             ipi_exits: false,
+            is_aside: false,
+            ple_armed: false,
         }
     }
 
@@ -165,6 +175,18 @@ impl Vcpu {
 
     /// Whether it runs a thread of the program, or would if it were not stopped.
     pub(crate) fn runs_a_thread(&self) -> bool {
-        matches!(self.state, VcpuState::Thread | VcpuState::Spinning | VcpuState::AwaitingAcks | VcpuState::Masked)
+        match self.state {
+            VcpuState::Thread | VcpuState::Spinning | VcpuState::AwaitingAcks | VcpuState::Masked => true,
+            VcpuState::Locking | VcpuState::Queueing => !self.is_aside,
+            _ => false,
+        }
+    }
+
+    /// Whether it is in its kernel, or was when it was stopped.
+    pub(crate) fn is_in_kernel(&self, threads: &[Thread]) -> bool {
+        match self.state {
+            VcpuState::Thread | VcpuState::Spinning => threads[self.current as usize].in_kernel,
+            _ => true,
+        }
     }
 }

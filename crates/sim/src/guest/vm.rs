@@ -61,6 +61,14 @@ counters! {
     host_poll_hits: u64,
     /// Translations dropped at a vCPU's return to a pCPU and not by an interrupt.
     deferred_flushes: u64,
+    /// VM exits by loops of PAUSE.
+    pause_exits: u64,
+    /// Those after which another vCPU ran.
+    yields: u64,
+    /// Those that gave way to a vCPU of the same VM.
+    directed_yields: u64,
+    /// On-CPU time of spinning for spin locks of the kernel, where that goes over events.
+    spun_ps: Ps,
     /// TLB shootdowns with at least one other vCPU.
     shootdowns: u64,
     /// Wake-ups of threads blocked on a lock that were timed.

@@ -1,7 +1,6 @@
 //! Interrupts: how they reach a vCPU in each of its states, and what happens when the handler returns.
 
 use crate::engine::Ps;
-use crate::engine::books::Cost;
 use crate::guest::vcpu::VcpuState;
 use crate::world::{NONE, World};
 use muster_model::Account;
@@ -45,6 +44,8 @@ impl World {
             VcpuState::Halted | VcpuState::Mwait => self.leave_halt(c),
             // Interrupts are off; the end of what the vCPU does looks at `pending`.
             VcpuState::Masked
+            | VcpuState::Locking
+            | VcpuState::Queueing
             | VcpuState::Interrupt
             | VcpuState::Switching
             | VcpuState::Refilling
@@ -74,10 +75,11 @@ impl World {
         let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
         self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
         let fetching = self.fetch_in_handlers(c, bits, price);
-        let queue = if by_timer { self.tick_lock(c) } else { Cost::default() };
-        self.busy(c, VcpuState::Interrupt, account, price + fetching.total() + queue.time);
+        if by_timer {
+            return self.handle_under_queue(c, account, price, fetching);
+        }
+        self.busy(c, VcpuState::Interrupt, account, price + fetching.total());
         self.book_fetching(c, fetching);
-        self.divide(c, &queue.parts);
     }
 
     fn handler_price(&mut self, c: usize, bits: u8, entering: bool) -> Ps {
@@ -157,13 +159,10 @@ impl World {
         }
         if bits & reason::TICK != 0
             && let Some(to) = self.tick(c)
+            && self.push_under_locks(c, to)
         {
-            let queues = self.push_locks(c, to);
-            if queues.time > 0 {
-                // It comes back here, with nothing left to handle.
-                self.busy(c, VcpuState::Interrupt, Account::Kernel, queues.time);
-                return self.divide(c, &queues.parts);
-            }
+            // It comes back here, with nothing left to handle.
+            return;
         }
         if self.vcpus[c].pending != 0 {
             return self.handle_interrupts(c, false);

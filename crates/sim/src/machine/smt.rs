@@ -74,6 +74,7 @@ fn is_work(state: VcpuState) -> bool {
     match state {
         VcpuState::Thread
         | VcpuState::Masked
+        | VcpuState::Locking
         | VcpuState::Interrupt
         | VcpuState::Switching
         | VcpuState::Refilling
@@ -82,6 +83,7 @@ fn is_work(state: VcpuState) -> bool {
         | VcpuState::SchedulingIn
         | VcpuState::LeavingIdle => true,
         VcpuState::Spinning
+        | VcpuState::Queueing
         | VcpuState::AwaitingAcks
         | VcpuState::HostPolling
         | VcpuState::Halted

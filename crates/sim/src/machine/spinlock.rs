@@ -85,6 +85,17 @@ impl SpinLock {
         has_it
     }
 
+    /// It has been released, and `cpu` is next in line, with `others` behind it that look at the same word; when it has it.
+    pub fn hand_over(&mut self, lines: &mut Lines, cpu: usize, others: usize) -> Ps {
+        debug_assert!(!self.is_open, "a lock is released before the next CPU's turn");
+        self.is_open = true;
+        // The release, and its own look; of the others', half come before.
+        let has_it = self.free_at + 2 * lines.price(self.last, cpu) + others as Ps * lines.copy() / 2;
+        lines.hand_over(self.line, cpu, has_it);
+        self.last = cpu;
+        has_it
+    }
+
     /// Whether somebody has it who has not said until when: who asks now has to wait for the release.
     pub fn is_open(&self) -> bool {
         self.is_open

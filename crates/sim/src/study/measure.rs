@@ -2,6 +2,7 @@
 
 use crate::Outcome;
 use crate::engine::Ps;
+use crate::engine::Ps;
 use crate::machine::tlb::Space;
 use crate::run::VmOutcome;
 use muster_model::study::{BusyIn, IdleIn, Measure, MissKind, MissPart};
@@ -39,6 +40,10 @@ pub trait RunFigures {
     /// By VM that runs this workload, in the order of the VMs, what its program gets done in a second: ends of the program, or
     /// turns of its outermost loops where it does not end by itself.
     fn rates(&self, _workload: &str) -> Vec<f64> {
+        Vec::new()
+    }
+    /// Idle periods of pCPUs: by power of two picoseconds from which on they are long, how many, and how long together.
+    fn idle_periods(&self) -> Vec<(Ps, u64, Ps)> {
         Vec::new()
     }
     /// CPU time over the length of the run, in hardware threads.
@@ -144,6 +149,9 @@ impl RunFigures for Outcome {
     fn hardware_threads(&self) -> f64 {
         f64::from(self.cores)
     }
+    fn idle_periods(&self) -> Vec<(Ps, u64, Ps)> {
+        self.idle_periods.buckets().collect()
+    }
     fn gigabits_per_second(&self) -> Option<f64> {
         let io: Vec<_> = self.vms.iter().filter_map(|vm| vm.io.as_ref()).collect();
         let bytes: u64 = io.iter().map(|io| io.counts.received_bytes + io.counts.sent_bytes).sum();
@@ -213,12 +221,28 @@ pub fn evaluate<'a>(
     let busy = |run: &str, of: BusyIn| -> Result<f64, NoValue> {
         Ok(find(run)?.busy_threads(of).ok_or_else(|| not_simulated(&format!("CPU time of {of:?}")))?)
     };
+    let idle = |run: &str| -> Result<Vec<(Ps, u64, Ps)>, NoValue> {
+        let periods = find(run)?.idle_periods();
+        if periods.is_empty() { Err(not_simulated("idle periods of pCPUs").into()) } else { Ok(periods) }
+    };
     let ple = |run: &str| -> Result<(f64, f64), NoValue> {
         Ok(find(run)?.ple().ok_or_else(|| not_simulated("waits for spin locks"))?)
     };
     Ok(match measure {
         Measure::WakeLatency { run } => find(run)?.lock_wake_us(),
         Measure::IdleTransitions { run } => find(run)?.idle_transitions_per_second(),
+        Measure::IdlePeriod { run } => {
+            let periods = idle(run)?;
+            let count: u64 = periods.iter().map(|&(_, count, _)| count).sum();
+            periods.iter().map(|&(_, _, total)| total as f64).sum::<f64>() / count as f64 / 1e6
+        }
+        Measure::IdleAbove { run, us } => {
+            let least = 1 << (us.saturating_mul(1_000_000)).max(1).ilog2();
+            let long: f64 =
+                idle(run)?.iter().filter(|&&(from, ..)| from >= least).map(|&(.., total)| total as f64).sum();
+            let run = find(run)?;
+            long / 1e12 / (run.seconds() * run.hardware_threads()) * 100.0
+        }
         Measure::Slowdown { run, baseline } => slowdown(run, baseline)?,
         Measure::Speedup { run, baseline } => seconds(baseline)? / seconds(run)?,
         Measure::BestSpeedup { runs, baseline } => seconds(baseline)? / fastest(runs)?,
@@ -300,6 +324,7 @@ mod tests {
         shares: BTreeMap<String, f64>,
         misses: Option<[f64; 4]>,
         rates: BTreeMap<&'static str, Vec<f64>>,
+        idle_periods: Vec<(Ps, u64, Ps)>,
     }
 
     impl RunFigures for Made {
@@ -336,6 +361,9 @@ mod tests {
         fn hardware_threads(&self) -> f64 {
             8.0
         }
+        fn idle_periods(&self) -> Vec<(Ps, u64, Ps)> {
+            self.idle_periods.clone()
+        }
         fn busy_threads_of(&self, workload: &str) -> Option<f64> {
             (workload == "web").then_some(2.5)
         }
@@ -354,6 +382,7 @@ mod tests {
             rates: [("web", web.to_vec()), ("mail", mail.to_vec()), ("idle", vec![])].into(),
             shares: shares.map(|(name, value)| (name.to_owned(), value)).into(),
             misses: None,
+            idle_periods: vec![(1 << 20, 3, 4_000_000), (1 << 30, 1, 1_600_000_000_000)],
         }
     }
 
@@ -404,6 +433,9 @@ mod tests {
             (r#"{"exit-time":{"run":"twice","reason":"cr3","of":"web"}}"#, 12.0),
             (r#"{"exit-ratio":{"run":"twice","baseline":"once","reason":"cr3"}}"#, 3.0),
             (r#"{"utilization":{"run":"twice"}}"#, 62.5),
+            (r#"{"idle-period":{"run":"twice"}}"#, 400_001.0),
+            (r#"{"idle-above":{"run":"twice","us":1074}}"#, 10.0),
+            (r#"{"idle-above":{"run":"twice","us":1}}"#, 10.0),
             (r#"{"cpu-use":{"run":"twice"}}"#, 500.0),
             (r#"{"cpu-use":{"run":"twice","of":"service"}}"#, 300.0),
             (r#"{"cpu-added":{"run":"twice","baseline":"once"}}"#, 0.0),
@@ -437,6 +469,7 @@ mod tests {
             (r#"{"miss-ratio":{"run":"slow","baseline":"fast","what":"itlb"}}"#, "misses of Itlb"),
             (r#"{"exit-share":{"run":"twice","reason":"nap"}}"#, "VM exits by nap"),
             (r#"{"bandwidth":{"run":"twice"}}"#, "NICs"),
+            (r#"{"idle-period":{"run":"fast"}}"#, "idle periods of pCPUs"),
             (r#"{"ple-window":{"run":"twice"}}"#, "waits for spin locks"),
         ] {
             let NoValue::Input(error) = value(text).unwrap_err() else { panic!("{text}") };

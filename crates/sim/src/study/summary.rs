@@ -60,6 +60,8 @@ pub struct RunSummary {
     /// In the order of [`BUSY`].
     busy_threads: [Option<f64>; BUSY.len()],
     gigabits_per_s: Option<f64>,
+    /// Of pCPUs, by power of two picoseconds: from how long on, how many, how long together.
+    idle_periods: Vec<(Ps, u64, Ps)>,
 }
 
 /// The figures of a VM.
@@ -101,6 +103,7 @@ impl RunSummary {
             vms: outcome.vms.iter().map(|vm| VmFigures::of(vm, outcome.wall_ps)).collect(),
             busy_threads: BUSY.map(|of| outcome.busy_threads(of)),
             gigabits_per_s: outcome.gigabits_per_second(),
+            idle_periods: outcome.idle_periods.buckets().collect(),
         }
     }
 }
@@ -112,6 +115,9 @@ impl RunSummary {
 }
 
 impl RunFigures for RunSummary {
+    fn idle_periods(&self) -> Vec<(Ps, u64, Ps)> {
+        self.idle_periods.clone()
+    }
     fn seconds(&self) -> f64 {
         self.wall_ps as f64 / 1e12
     }

@@ -6,6 +6,7 @@
 pub mod idle_periods;
 pub mod kvm;
 pub mod pcpu;
+pub mod ple;
 pub mod pm_timer;
 pub mod preempt;
 pub mod scheduler;

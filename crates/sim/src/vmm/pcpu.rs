@@ -16,8 +16,10 @@ use crate::machine::lines::Cause;
 use crate::machine::tlb::{Space, Tlb};
 use crate::machine::walk::Walk;
 use crate::world::{NONE, World, kind, slot_of};
+use muster_model::workload::Duration;
+use muster_model::workload::Duration;
 use muster_model::{Account, CpuSet};
-use muster_policy::credit::{Decision, Touch};
+use muster_policy::credit::{self, Decision, Touch};
 
 /// What a pCPU does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,6 +93,8 @@ pub struct Pcpu {
     pub space: Space,
     /// Since when it idles, if it does.
     pub idle_since: Ps,
+    /// The vCPU that is on it gives it up, if anybody else wants it.
+    pub yields: bool,
 }
 
 impl Pcpu {
@@ -110,6 +114,7 @@ impl Pcpu {
             tlb: Tlb::default(),
             space: Space::Kernel,
             idle_since: 0,
+            yields: false,
         }
     }
 }
@@ -175,9 +180,18 @@ impl World {
         self.vcpus[c].pcpu as usize
     }
 
-    /// All vCPUs start, as if each had got its start-up interrupt.
+    /// All vCPUs start, as if each had got its start-up interrupt. Those of several VMs come one by one within a turn of all of
+    /// them: a machine has not started its VMs all at once, and a VM whose vCPUs take their turns in step on all pCPUs never
+    /// waits for one of its own that is preempted.
     pub(crate) fn start_vcpus(&mut self) {
+        let apart = self.vms.len() > 1;
+        let turn = self.vcpus.len().div_ceil(self.pcpus.len()) as u64 * credit::SLICE_NS;
         for c in 0..self.vcpus.len() {
+            if apart {
+                let later = self.timer_random[c].duration(Duration::Uniform { min: 0, max: turn });
+                self.queue.schedule(slot_of(c, kind::RESCHEDULE), later);
+                continue;
+            }
             let p = self.unhalt(c);
             self.vcpus[c].pending = reason::RESCHEDULE;
             self.wake_vcpu(c, p);
@@ -224,7 +238,7 @@ impl World {
     }
 
     /// The VMM does something on a pCPU.
-    fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, mut cost: Cost) {
+    pub(super) fn in_vmm(&mut self, p: usize, state: PcpuState, account: Account, mut cost: Cost) {
         if state != PcpuState::Refilling {
             self.vmm_fetches(p, Cause::Vmm, cost.time).add_to(&mut cost);
         }
@@ -325,6 +339,12 @@ impl World {
         cost
     }
 
+    /// vCPU `c` gives way to `target`, which is to run as soon as it can; what that takes.
+    pub(super) fn yield_to(&mut self, c: usize, target: usize) -> Cost {
+        let (p, now_ns) = (self.vcpus[c].pcpu as usize, self.now / NS);
+        self.decide(p, |scheduler, _| scheduler.yield_to(c, target, p, now_ns))
+    }
+
     /// Decides what a pCPU runs from now on, and switches to it; what that takes.
     fn schedule_pcpu(&mut self, p: usize) -> Cost {
         let (next, mut cost) = match self.scheduler {
@@ -333,6 +353,7 @@ impl World {
             VmmScheduler::Pinned => (p as u32, Cost::default()),
         };
         let last = std::mem::replace(&mut self.pcpus[p].current, next);
+        let yields = std::mem::take(&mut self.pcpus[p].yields);
         if next == last {
             return cost;
         }
@@ -340,7 +361,11 @@ impl World {
             && left.state != VcpuState::Halted
         {
             self.scheduling.preemptions += 1;
+            self.vms[left.vm as usize].counters.yields += u64::from(yields);
             self.ledgers.enter_vcpu(last as usize, self.now, Account::Steal);
+        }
+        if next != NONE {
+            self.note_loaded(next as usize);
         }
         let Some(vcpu) = self.vcpus.get_mut(next as usize) else { return cost };
         let from = std::mem::replace(&mut vcpu.pcpu, p as u32) as usize;

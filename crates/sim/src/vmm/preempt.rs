@@ -15,10 +15,12 @@ impl World {
     pub(crate) fn stop_vcpu(&mut self, c: usize) {
         let account = self.ledgers.account(c);
         let slot = slot_of(c, kind::VCPU);
-        let left = self.queue.is_pending(slot).then(|| self.work_left(c, self.vcpus[c].until.saturating_sub(self.now)));
+        let ends = self.queue.is_pending(slot) && !self.vcpus[c].ple_armed;
+        let left = ends.then(|| self.work_left(c, self.vcpus[c].until.saturating_sub(self.now)));
         if self.vcpus[c].runs_a_thread() {
             self.pause_thread(c);
         } else {
+            self.end_pauses(c);
             self.end_rest(c);
         }
         let vcpu = &mut self.vcpus[c];
@@ -29,6 +31,7 @@ impl World {
 
     /// A vCPU that was stopped goes on.
     pub(crate) fn continue_vcpu(&mut self, c: usize) {
+        self.note_resumed(c);
         let vcpu = &mut self.vcpus[c];
         vcpu.slice_start += self.now - std::mem::replace(&mut vcpu.stopped_at, Ps::MAX);
         let (state, account, left, pending) = (vcpu.state, vcpu.account, vcpu.left, vcpu.pending);
@@ -45,6 +48,7 @@ impl World {
             | VcpuState::Yielding
             | VcpuState::Mwait => self.handle_interrupts(c, true),
             VcpuState::Masked => self.spin_masked_on(c, account, left),
+            VcpuState::Locking | VcpuState::Queueing => self.plan_on(c, state, account, left),
             // Interrupts are off; the end of what it does looks at `pending`.
             _ => self.busy(c, state, account, left.expect("only these states have no end")),
         }

@@ -80,6 +80,13 @@ impl VmmScheduler {
         !matches!(self, Self::Pinned)
     }
 
+    /// A vCPU that runs gives way to others once.
+    pub(crate) fn give_way(&mut self, c: usize) {
+        if let Self::Credit(scheduler) = self {
+            scheduler.give_way(c as u32);
+        }
+    }
+
     /// The pCPU on which a vCPU is, waits or was last; at first, where it starts.
     pub(crate) fn home(&self, c: usize) -> usize {
         match self {
@@ -131,6 +138,17 @@ impl VmmScheduler {
             Self::Pinned => unreachable!("{UNASKED}"),
             Self::Credit(scheduler) => scheduler.block(c as u32),
             Self::Eevdf(scheduler) => unshared(scheduler.block(c as u32, now_ns)),
+        }
+    }
+
+    /// The vCPU `from`, which runs on the pCPU `by`, gives way to `to`, which waits.
+    pub(crate) fn yield_to(&mut self, from: usize, to: usize, by: usize, now_ns: u64) -> Decision<'_> {
+        match self {
+            Self::Pinned => unreachable!("{UNASKED}"),
+            Self::Credit(scheduler) => scheduler.run_next(to as u32, by),
+            Self::Eevdf(scheduler) => {
+                unshared(scheduler.yield_to(from as u32, to as u32, now_ns).unwrap_or(&CpuSet::EMPTY))
+            }
         }
     }
 

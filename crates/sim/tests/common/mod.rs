@@ -24,6 +24,30 @@ pub fn opteron() -> Profile {
     Profile::from_toml(text, "machines/ixen-opteron48.toml").unwrap()
 }
 
+/// The Xeons of the hardware-acceleration paper. What their profile does not say is as on the Opterons.
+pub fn xeon() -> Profile {
+    let text = include_str!("../../../../machines/hardware-acceleration-xeon.toml");
+    let mut profile = Profile::from_toml(text, "machines/hardware-acceleration-xeon.toml").unwrap();
+    let opteron = opteron();
+    let (same_llc, other_node) =
+        (profile.prices["cache-transfer.same-llc"].clone(), profile.prices["cache-transfer.other-node"].clone());
+    for (name, price) in [
+        ("same-llc", &same_llc),
+        ("smt-sibling", &profile.prices["cache.l2"].clone()),
+        ("other-llc", &other_node),
+        ("other-node", &other_node),
+    ] {
+        profile.prices.entry(format!("sim.cpu.cache-line.{name}")).or_insert(price.clone());
+    }
+    for (name, price) in &opteron.prices {
+        profile.prices.entry(name.clone()).or_insert(price.clone());
+    }
+    if profile.platform.tlbs.is_empty() {
+        profile.platform.tlbs = opteron.platform.tlbs;
+    }
+    profile
+}
+
 /// A run on them under Linux 2.6.31, in a VM of 32 vCPUs if it is one, whose books balance.
 pub fn run_2_6_31(workload: &Workload, environment: Environment, cores: u32, remedies: &[Remedy]) -> Outcome {
     let is_vm = environment != Environment::Native;
