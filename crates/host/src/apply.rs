@@ -55,6 +55,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Settings that hold already, in words.
     pub already: Vec<String>,
+    /// Advised settings that cannot be had here, and why.
+    pub cannot: Vec<String>,
     /// What has to be known of it.
     pub notes: Vec<String>,
 }
@@ -71,19 +73,21 @@ pub struct Made {
 }
 
 /// What the settings come to on this host: what holds already is left out, parameters that a running module does not
-/// take become one loading of it, and what a step needs comes before it.
+/// take become one loading of it, and what a step needs comes before it. Of the `advised` ones those that cannot be had
+/// here are left out too, and named.
 ///
 /// # Errors
-/// [`Error::Request`] when one of them cannot be had here.
-pub fn plan(tree: &Tree, facts: &HostFacts, settings: &[Setting]) -> Result<Plan> {
+/// [`Error::Request`] when one of those `asked` for cannot be had here.
+pub fn plan(tree: &Tree, facts: &HostFacts, advised: &[Setting], asked: &[Setting]) -> Result<Plan> {
     let mut plan = Plan::default();
-    for setting in settings {
+    for (setting, is_asked) in advised.iter().map(|one| (one, false)).chain(asked.iter().map(|one| (one, true))) {
         let already = plan.already.len();
-        match setting {
-            Setting::File { path, value, .. } => plan.write(tree, path.clone(), value)?,
-            Setting::Parameter { module, name, value, .. } => plan.parameter(tree, facts, module, name, value)?,
-            Setting::VirtualFunctions { device, count } => plan.functions(tree, device, *count)?,
-            Setting::Driver { device, driver } => plan.driver(tree, device, driver.as_deref())?,
+        match plan.add(tree, facts, setting) {
+            Err(Error::Request(why)) if !is_asked => {
+                plan.cannot.push(why);
+                continue;
+            }
+            added => added?,
         }
         if let Some(note) = setting.effect().note().filter(|_| plan.already.len() == already) {
             plan.notes.push(format!("{setting}: {note}"));
@@ -93,6 +97,15 @@ pub fn plan(tree: &Tree, facts: &HostFacts, settings: &[Setting]) -> Result<Plan
 }
 
 impl Plan {
+    fn add(&mut self, tree: &Tree, facts: &HostFacts, setting: &Setting) -> Result<()> {
+        match setting {
+            Setting::File { path, value, .. } => self.write(tree, path.clone(), value),
+            Setting::Parameter { module, name, value, .. } => self.parameter(tree, facts, module, name, value),
+            Setting::VirtualFunctions { device, count } => self.functions(tree, device, *count),
+            Setting::Driver { device, driver } => self.driver(tree, device, driver.as_deref()),
+        }
+    }
+
     fn write(&mut self, tree: &Tree, path: String, value: &str) -> Result<()> {
         let Some(content) = tree.text(&path) else {
             return Err(Error::Request(format!("{path} cannot be set: it is not there, or not readable")));

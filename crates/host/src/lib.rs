@@ -37,13 +37,11 @@ pub fn plan(tree: &Tree, knobs: &[Knob], values: &[Asked]) -> Result<apply::Plan
     }
     let resolved = values.iter().map(|value| asked::resolve(&facts, value).map_err(Error::Request));
     let resolved = resolved.collect::<Result<Vec<Setting>>>()?;
-    let audit = HostAudit { no_host: None, ..audit };
-    let mut settings = match (knobs, values) {
+    let advised = match (knobs, values) {
         ([], [_, ..]) => Vec::new(),
-        (knobs, _) => muster_policy::host::advised(&audit, knobs),
+        (knobs, _) => muster_policy::host::advised(&audit.findings, knobs),
     };
-    settings.extend(resolved);
-    apply::plan(tree, &facts, &settings)
+    apply::plan(tree, &facts, &advised, &resolved)
 }
 
 /// Undoes what was applied below a root; with `dry_run` only says what that would be.

@@ -29,11 +29,12 @@ fn vm(tree: &Tree, pid: u32) -> Option<VmFacts> {
         .flatten()
         .find_map(vmm_by_name);
     let open = open_in_kvm(tree, pid);
+    if open.as_ref().map_or(known.is_none(), |open| open.vms == 0) {
+        return None;
+    }
     let threads = vcpu_threads(tree, pid);
-    match &open {
-        Some(open) if open.vms == 0 => return None,
-        None if known.is_none() || threads.is_empty() => return None,
-        _ => {}
+    if open.is_none() && threads.is_empty() {
+        return None;
     }
     let vmm = known.unwrap_or(Vmm::Other);
     let CommandLine { name, cpu_pm, no_kvm_clock, nics, assigned } = match vmm {

@@ -508,9 +508,9 @@ impl fmt::Display for Setting {
         match self {
             Self::File { path, value, .. } => write!(f, "{path} = {value}"),
             Self::Parameter { module, name, value, .. } => write!(f, "{module}.{name} = {value}"),
-            Self::VirtualFunctions { device, count } => write!(f, "{count} virtual functions of {device}"),
-            Self::Driver { device, driver: Some(driver) } => write!(f, "{device} to driver {driver}"),
-            Self::Driver { device, driver: None } => write!(f, "{device} back to the host's own driver"),
+            Self::VirtualFunctions { device, count } => write!(f, "virtual functions of {device} = {count}"),
+            Self::Driver { device, driver: Some(driver) } => write!(f, "driver of {device} = {driver}"),
+            Self::Driver { device, driver: None } => write!(f, "driver of {device} = the host's choice"),
         }
     }
 }

@@ -26,7 +26,7 @@ fn listed_commands() -> Vec<String> {
 #[test]
 fn help_lists_the_commands() {
     muster().arg("--help").assert().success().stdout(contains("Usage: muster"));
-    for command in ["probe", "explain", "run", "compare", "sim", "study", "report", "undo", "vsuite"] {
+    for command in ["probe", "explain", "run", "compare", "sim", "study", "report", "undo", "vsuite", "host"] {
         assert!(listed_commands().iter().any(|listed| listed == command), "`muster --help` lists {command}");
     }
 }

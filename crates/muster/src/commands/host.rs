@@ -159,9 +159,10 @@ fn apply(args: ApplyArgs) -> anyhow::Result<ExitCode> {
     };
     match args.place.json {
         true => {
-            let Plan { already, notes, .. } = &plan;
-            let object =
-                serde_json::json!({ "dry_run": args.dry_run, "made": made, "already": already, "notes": notes });
+            let Plan { already, cannot, notes, .. } = &plan;
+            let object = serde_json::json!({
+                "dry_run": args.dry_run, "made": made, "already": already, "cannot": cannot, "notes": notes
+            });
             println!("{}", serde_json::to_string_pretty(&object)?);
         }
         false => print!("{}", told(&plan, &made, args.dry_run)),
@@ -177,6 +178,7 @@ fn told(plan: &Plan, made: &[Made], dry_run: bool) -> String {
         .map(|Made { what, before, after }| format!("{did:<13} {what} = {after} (was {before})\n"))
         .collect();
     text.extend(plan.already.iter().map(|what| format!("{:<13} {what}\n", "already")));
+    text.extend(plan.cannot.iter().map(|why| format!("{:<13} {why}\n", "cannot")));
     text.extend(plan.notes.iter().map(|note| format!("{:<13} {note}\n", "note")));
     if made.is_empty() {
         text.push_str("nothing to set\n");

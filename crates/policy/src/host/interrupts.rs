@@ -1,14 +1,13 @@
 //! Where interrupts go, and how many vectors are left for more.
 
 use super::{More, file, finding, fine};
+use crate::vectors::SOURCES_PER_VF;
 use muster_model::CpuSet;
 use muster_model::host::{Effect, Finding, HostFacts, Interrupt, Knob, Severity};
 use std::collections::BTreeMap;
 
 /// Of 256 vectors so many are left for devices (section IV.A: "around 200").
 pub const USABLE_VECTORS: u64 = 200;
-/// Interrupts of a virtual function of an 82599 (section IV.A).
-pub const VECTORS_PER_FUNCTION: u64 = 3;
 /// From this share on a CPU's vectors run short.
 const SHORT: f64 = 0.8;
 /// A device whose queues have raised fewer interrupts is not worth a look.
@@ -86,7 +85,7 @@ fn vectors(facts: &HostFacts) -> Finding {
     let left: u64 = usage.iter().map(|(_, used, of)| of.saturating_sub(*used)).sum();
     let found = format!(
         "the fullest, CPU {cpu}, uses {used} of {of}; {left} are left on all CPUs, enough for some {} virtual functions",
-        left / VECTORS_PER_FUNCTION
+        left / SOURCES_PER_VF as u64
     );
     if (used as f64) < SHORT * of as f64 {
         let reason =

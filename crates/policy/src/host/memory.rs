@@ -184,7 +184,10 @@ fn idle_pools(facts: &HostFacts) -> Vec<Finding> {
             reason,
         )
         .from("Documentation/admin-guide/mm/hugetlbpage.rst")
-        .by_hand("give it to VMs, or give it back by `muster host apply --set nr_hugepages=0`")
+        .by_hand(match pool.page_kib {
+            2048 => "give it to VMs, or give it back by `muster host apply --set nr_hugepages=0`",
+            _ => "give it to VMs, or give it back by writing 0 to its nr_hugepages",
+        })
     })
     .collect()
 }

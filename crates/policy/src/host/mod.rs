@@ -36,13 +36,13 @@ pub fn audit(facts: &HostFacts) -> HostAudit {
 
 /// What an audit advises to write: what costs, or with `knobs` whatever these have to offer. In the order of the
 /// findings, nothing twice.
-pub fn advised(audit: &HostAudit, knobs: &[Knob]) -> Vec<Setting> {
+pub fn advised(findings: &[Finding], knobs: &[Knob]) -> Vec<Setting> {
     let wanted = |finding: &&Finding| match knobs {
         [] => finding.severity == Severity::Act,
         named => named.contains(&finding.knob),
     };
     let mut settings: Vec<Setting> = Vec::new();
-    for setting in audit.findings.iter().filter(wanted).flat_map(|finding| &finding.settings) {
+    for setting in findings.iter().filter(wanted).flat_map(|finding| &finding.settings) {
         if !settings.contains(setting) {
             settings.push(setting.clone());
         }
@@ -221,3 +221,6 @@ impl More for Finding {
         self
     }
 }
+
+#[cfg(test)]
+mod tests;
