@@ -7,6 +7,7 @@ pub mod engine;
 pub mod error;
 pub mod guest;
 pub mod machine;
+pub mod paging;
 pub mod progress;
 pub mod project;
 pub mod remedy;

@@ -9,6 +9,7 @@ use crate::guest::vm::{Counters, Vm};
 use crate::machine::derive::simulatable;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
+use crate::paging::{self, Guest, Machine, Paging, PagingOutcome};
 use crate::vmm::pcpu::Scheduling;
 use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::compile;
@@ -55,6 +56,8 @@ pub struct Outcome {
     pub cache_misses: Option<CacheMisses>,
     /// How long programs have waited for lines of theirs from other CPUs' caches.
     pub moved_for_users_ps: Ps,
+    /// What memory virtualization did in all VMs, where it is simulated entry by entry.
+    pub paging: Option<PagingOutcome>,
     /// Cores that the program (of the first VM) may use: the first so many.
     pub used: u32,
     /// Whether cores that have nothing to do are idle in the VMM, and not in the kernel that the program runs on.
@@ -93,6 +96,8 @@ pub struct VmOutcome {
     pub counters: Counters,
     /// Time of its yielding threads or idle daemons, over all vCPUs.
     pub daemon_ps: Ps,
+    /// What memory virtualization did, where it is simulated entry by entry.
+    pub paging: Option<PagingOutcome>,
     /// By thread, turns of its outermost loops.
     pub turns: Vec<u64>,
     /// When the number of its active vCPUs changed, and to what; ascending.
@@ -100,8 +105,9 @@ pub struct VmOutcome {
 }
 
 impl VmOutcome {
-    fn new(world: &World, vm: &Vm) -> Self {
+    fn new(world: &World, number: usize, vm: &Vm) -> Self {
         Self {
+            paging: world.paging.as_ref().and_then(|paging| paging.outcome(number)),
             wall_ps: vm.ended_at,
             runs: vm.runs,
             books: vm.vcpus.clone().map(|c| *world.ledgers.vcpus().core(c)).collect(),
@@ -239,9 +245,12 @@ impl Simulation {
         let xen = experiment.environment.is_xen().then(|| XenPrices::new(profile)).transpose()?;
         let pv = experiment.environment == Environment::Pv;
         let prices = xen.map_or(prices, |xen| prices.on_xen(&xen, pv));
-        let walks = kernel.footprints.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
         let topology = topology(experiment, profile)?;
         let specs = experiment.all_vms();
+        // Where every VM's paging is simulated, nothing walks at a fixed price.
+        let fixed = kernel.footprints.filter(|_| specs.iter().any(|spec| spec.paging.is_none()));
+        let walks = fixed.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
+        let has_paging = specs.iter().any(|spec| spec.paging.is_some());
         if specs.len() != workloads.len() {
             let found = format!("{} workloads for {} VMs", workloads.len(), specs.len());
             return Err(ModelError::new("vms", found, "one each"));
@@ -261,9 +270,15 @@ impl Simulation {
         }
         let pcpus = experiment.pcpus() as usize;
         let programs = vms.iter().map(|(spec, program, _)| (spec.vcpus, program));
-        let sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs)?;
+        let mut sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs, has_paging)?;
+        let footprints = kernel.footprints.or(Kernel::LINUX_2_6_31.footprints).expect("that kernel has them");
+        let guests: Vec<Guest> = vms.iter().map(|(spec, program, _)| Guest::new(spec, program)).collect();
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
+        let machine = Machine { profile, prices: &prices, pcpus, footprints };
+        let caches = sets.as_mut().map(|sets| sets.caches());
+        let paging = Paging::of(&machine, &guests, caches, &mut world.shared.lines)?;
         world.working_sets = sets;
+        world.paging = paging;
         Ok(Self { world, cores: experiment.pcpus(), used: experiment.cores })
     }
 
@@ -289,11 +304,12 @@ impl Simulation {
             line_misses: *world.shared.lines.misses(),
             cache_misses: world.working_sets.as_ref().map(|sets| sets.misses(world.shared.lines.misses())),
             moved_for_users_ps: world.working_sets.as_ref().map_or(0, |sets| sets.moved_for_users()),
+            paging: paging::all(0..world.vms.len(), world.paging.as_deref()),
             used: self.used,
             idles_in_vmm: world.virtualized && world.vms[0].idle_kind != IdleKind::Mwait,
             active_history: world.vms[0].active_history.clone(),
             scheduling: world.scheduling,
-            vms: world.vms.iter().map(|vm| VmOutcome::new(&world, vm)).collect(),
+            vms: world.vms.iter().enumerate().map(|(number, vm)| VmOutcome::new(&world, number, vm)).collect(),
             deadlocked: world.nothing_can_happen(0),
             timeline: world.ledgers.into_timeline(),
         })

@@ -24,6 +24,7 @@ use crate::machine::lines::Cause;
 use crate::machine::prices::{Prices, XenPrices};
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
+use crate::paging::Paging;
 use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
 use crate::vmm::pcpu::{Pcpu, Scheduling, softirq};
@@ -91,6 +92,8 @@ pub struct World {
     pub(crate) prices: Prices,
     /// Page walks, where translations are followed.
     pub(crate) walks: Option<Walks>,
+    /// Memory virtualization, where a VM's is simulated entry by entry.
+    pub(crate) paging: Option<Box<Paging>>,
     /// What caches hold, where a workload states what it goes through.
     pub(crate) working_sets: Option<Box<WorkingSets>>,
     pub(crate) virtualized: bool,
@@ -135,6 +138,8 @@ pub struct World {
     pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
     /// The CPUs that operations name.
     pub(crate) cpu_sets: Vec<CpuSet>,
+    /// How many programs child processes execute.
+    pub(crate) execs: u32,
     /// Kinds of buffers.
     pub(crate) buffers: Vec<Buffer>,
     /// By thread.
@@ -180,6 +185,7 @@ impl World {
             ledgers: if shared { Ledgers::apart(vcpus, n, timeline) } else { Ledgers::common(n, timeline) },
             prices,
             walks,
+            paging: None,
             working_sets: None,
             virtualized: experiment.environment != Environment::Native,
             pcpus: (0..n).map(|p| if shared { Pcpu::idle() } else { Pcpu::with_vcpu(p) }).collect(),
@@ -217,6 +223,7 @@ impl World {
             allocator: None,
             timer_next: BTreeMap::new(),
             cpu_sets: Vec::new(),
+            execs: 0,
             buffers: Vec::new(),
             heaps: Vec::new(),
             llc: Vec::with_capacity(vcpus),
@@ -297,9 +304,11 @@ impl World {
             timers: self.timers.len() as u32,
             cpus: self.cpu_sets.len() as u32,
             buffers: self.buffers.len() as u32,
+            execs: self.execs,
             touches: self.touches.len() as u32,
             objects: self.objects.len() as u32,
         };
+        self.execs += program.execs.len() as u32;
         let own = |cpus: Option<CpuSet>| cpus.map_or_else(|| used.clone().collect(), |cpus| of_vm(used, &cpus));
         for thread in &program.threads {
             self.pinned.push(own(thread.cpus));
@@ -542,6 +551,7 @@ impl World {
         for t in threads.clone() {
             self.threads[t].restart(now);
             self.heaps[t] = Heap::default();
+            self.paging.iter_mut().for_each(|paging| paging.restart(t));
             self.pinned[t] = pinned[t - threads.start];
             self.allow(t as u32, &active);
             let target = self.first_vcpu(t);

@@ -95,7 +95,8 @@ mod tests {
     fn it_is_read_and_written_back() {
         let workload = read("{}", "null").unwrap();
         assert_eq!(workload.address_space, Some(AddressSpace::default()));
-        let all = r#"{"code_pages":7,"data_pages":8,"resident_pages":9,"heap_bytes":8192,"heap_ns":3,"heap_page":"2m"}"#;
+        let all =
+            r#"{"code_pages":7,"data_pages":8,"resident_pages":9,"heap_bytes":8192,"heap_ns":3,"heap_page":"2m"}"#;
         let both = read(all, all).unwrap();
         assert_eq!(both.address_space.unwrap().heap_page, HeapPage::Large);
         for workload in [workload, both] {

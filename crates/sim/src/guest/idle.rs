@@ -27,8 +27,8 @@ impl World {
             self.enter_idle(c, waits);
         } else {
             vm.in_mm.remove(c);
-            let waits = self.own_queue_lock(c, self.switch_price());
-            self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price() + waits.time);
+            let waits = self.own_queue_lock(c, self.switch_price(c));
+            self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price(c) + waits.time);
             self.divide(c, &waits.parts);
         }
     }

@@ -12,6 +12,7 @@
 
 use super::thread::{Mode, Step};
 use crate::engine::Ps;
+use crate::engine::books::Cost;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
@@ -33,7 +34,8 @@ impl World {
         vm.counters.shootdowns += u64::from(!targets.is_empty());
         let by_vmm = vm.flush_call;
         self.drop_translations(c);
-        let mut price = self.prices.tlb_flush + by_vmm.unwrap_or(0);
+        let reload = if self.paging.is_some() { self.reload_space(c) } else { Cost::default() };
+        let mut price = self.prices.tlb_flush + by_vmm.unwrap_or(0) + reload.time;
         for (index, target) in targets.iter().enumerate() {
             price += match by_vmm {
                 Some(_) => self.prices.ipi_send,
@@ -43,6 +45,7 @@ impl World {
             self.queue.schedule(slot_of(target, kind::FLUSH), arrives);
         }
         self.stretch(c, price, Account::TlbShootdown, true, Step::FlushSent);
+        self.divide(c, &reload.parts);
     }
 
     /// What the sender pays for one target; the first one's write may be all that is needed.

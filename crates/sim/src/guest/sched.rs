@@ -135,31 +135,36 @@ impl World {
         if let Some(t) = self.pick(c) {
             self.switch_to(c, t);
         } else if let Some((t, from)) = self.pull(c) {
-            let Cost { time, parts } = self.pull_locks(c, from, self.switch_price());
+            let Cost { time, parts } = self.pull_locks(c, from, self.switch_price(c));
             self.switch_after(c, t, Cost { time: time + self.prices.balance, parts });
         } else {
             self.go_idle(c);
         }
     }
 
-    pub(crate) fn switch_price(&self) -> Ps {
-        self.prices.context_switch + if self.virtualized { self.prices.guest_switch } else { 0 }
+    /// What a switch takes. Where the VM's paging is simulated, that is where it costs more than natively.
+    pub(crate) fn switch_price(&self, c: usize) -> Ps {
+        let in_vm = self.virtualized && !self.vm(c).has_paging;
+        self.prices.context_switch + if in_vm { self.prices.guest_switch } else { 0 }
     }
 
     fn switch_to(&mut self, c: usize, t: u32) {
-        let waits = self.own_queue_lock(c, self.switch_price());
+        let waits = self.own_queue_lock(c, self.switch_price(c));
         self.switch_after(c, t, waits);
     }
 
     /// Switches to a thread, which takes so much longer.
-    fn switch_after(&mut self, c: usize, t: u32, extra: Cost) {
+    fn switch_after(&mut self, c: usize, t: u32, mut extra: Cost) {
+        if self.paging.is_some() {
+            extra += self.load_space(c, t);
+        }
         let vcpu = &mut self.vcpus[c];
         let vm = &mut self.vms[vcpu.vm as usize];
         vm.idle.remove(c);
         vm.in_mm.insert(c);
         vm.counters.switches += 1;
         vcpu.current = t;
-        self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price() + extra.time);
+        self.busy(c, VcpuState::Switching, Account::Kernel, self.switch_price(c) + extra.time);
         self.divide(c, &extra.parts);
     }
 

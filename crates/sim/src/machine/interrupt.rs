@@ -68,7 +68,10 @@ impl World {
         let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
         self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
         let fetching = self.fetch_in_handlers(c, bits, price);
-        let queue = if by_timer { self.tick_lock(c) } else { Cost::default() };
+        let mut queue = if by_timer { self.tick_lock(c) } else { Cost::default() };
+        if bits & reason::FLUSH != 0 && self.paging.is_some() {
+            queue += self.reload_space(c);
+        }
         self.busy(c, VcpuState::Interrupt, account, price + fetching.total() + queue.time);
         self.book_fetching(c, fetching);
         self.divide(c, &queue.parts);

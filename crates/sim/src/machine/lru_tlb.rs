@@ -151,7 +151,10 @@ mod tests {
     #[test]
     fn what_fits_is_missed_once_and_what_was_flushed_again() {
         let mut tlb = LruTlb::new(64);
-        assert_eq!([tlb.touch(1, 40, 99), tlb.touch(1, 40, 99), tlb.touch(2, 20, 99), tlb.touch(1, 40, 99)], [40.0, 0.0, 20.0, 0.0]);
+        assert_eq!(
+            [tlb.touch(1, 40, 99), tlb.touch(1, 40, 99), tlb.touch(2, 20, 99), tlb.touch(1, 40, 99)],
+            [40.0, 0.0, 20.0, 0.0]
+        );
         tlb.flush(|owner| owner == 1);
         assert_eq!((tlb.touch(2, 20, 99), tlb.touch(1, 40, 10), tlb.touch(1, 40, 99)), (0.0, 10.0, 30.0));
     }

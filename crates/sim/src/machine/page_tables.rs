@@ -186,7 +186,8 @@ impl Walker {
     pub fn new(caches: &[WalkCache]) -> Self {
         let of = |dimension| {
             std::array::from_fn(|level| {
-                let mut sizes = caches.iter().filter(|cache| cache.of == dimension && usize::from(cache.level) == level);
+                let mut sizes =
+                    caches.iter().filter(|cache| cache.of == dimension && usize::from(cache.level) == level);
                 Lru { most: sizes.next().map_or(0, |cache| cache.entries as usize), tags: Vec::new() }
             })
         };
@@ -208,7 +209,8 @@ impl Walker {
         mut see: impl FnMut(Reference),
     ) {
         let shape = tables.shape;
-        let cached = (leaf + 1..=shape.levels).find(|&level| self.guest[usize::from(level)].has(shape.entry(level, page)));
+        let cached =
+            (leaf + 1..=shape.levels).find(|&level| self.guest[usize::from(level)].has(shape.entry(level, page)));
         // A cached entry holds the host-physical address of the table it points to.
         let mut is_known = cached.is_some();
         for level in (leaf..cached.unwrap_or(shape.levels + 1)).rev() {
@@ -296,7 +298,10 @@ mod tests {
         let second = Second::Nested(Backing::Small, 0);
         references(&mut walker, &tables, (5, 1), second);
         let seen = references(&mut walker, &tables, (6, 1), second);
-        assert_eq!(seen.iter().map(|it| (it.of, it.is_last)).collect::<Vec<_>>(), [(Dimension::Guest, true), (Dimension::Nested, true)]);
+        assert_eq!(
+            seen.iter().map(|it| (it.of, it.is_last)).collect::<Vec<_>>(),
+            [(Dimension::Guest, true), (Dimension::Nested, true)]
+        );
         // Another base is loaded: the guest's tables are walked from the first on, the nested entries are still there.
         walker.flush();
         assert_eq!(references(&mut walker, &tables, (6, 1), second).len(), 4 + 5);

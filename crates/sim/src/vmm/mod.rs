@@ -7,6 +7,7 @@ pub mod pcpu;
 pub mod pm_timer;
 pub mod preempt;
 pub mod scheduler;
+pub mod shadow;
 pub mod shared;
 
 use crate::engine::{NS, Ps};

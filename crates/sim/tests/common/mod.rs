@@ -154,7 +154,16 @@ fn share(case: &mut Case, draw: &mut Draw) {
         let threads = Some(draw.below(12) as u32 + 1);
         let repeat = draw.below(2) == 0;
         let workload = String::new();
-        experiment.vms.push(VmSpec { workload, vcpus, used: None, threads, share, consolidation, repeat, paging: None });
+        experiment.vms.push(VmSpec {
+            workload,
+            vcpus,
+            used: None,
+            threads,
+            share,
+            consolidation,
+            repeat,
+            paging: None,
+        });
         case.company.push(random_workload(draw));
     }
 }
