@@ -8,6 +8,7 @@ pub mod error;
 pub mod guest;
 pub mod io;
 pub mod machine;
+pub mod paging;
 pub mod progress;
 pub mod project;
 pub mod remedy;

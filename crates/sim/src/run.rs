@@ -11,6 +11,7 @@ use crate::machine::derive::simulatable;
 use crate::machine::lines::Cause;
 use crate::machine::prices::{KvmPrices, Prices, XenPrices};
 use crate::machine::smt::Smt;
+use crate::paging::{self, Guest, Machine, Paging, PagingOutcome};
 use crate::vmm::idle_periods::IdlePeriods;
 use crate::vmm::pcpu::Scheduling;
 use crate::vmm::ple::{Spinning, Spins};
@@ -63,6 +64,8 @@ pub struct Outcome {
     pub cache_misses: Option<CacheMisses>,
     /// How long programs have waited for lines of theirs from other CPUs' caches.
     pub moved_for_users_ps: Ps,
+    /// What memory virtualization did in all VMs, where it is simulated entry by entry.
+    pub paging: Option<PagingOutcome>,
     /// Cores that the program (of the first VM) may use: the first so many.
     pub used: u32,
     /// Whether cores that have nothing to do are idle in the VMM, and not in the kernel that the program runs on.
@@ -107,6 +110,8 @@ pub struct VmOutcome {
     pub counters: Counters,
     /// Time of its yielding threads or idle daemons, over all vCPUs.
     pub daemon_ps: Ps,
+    /// What memory virtualization did, where it is simulated entry by entry.
+    pub paging: Option<PagingOutcome>,
     /// By thread, turns of its outermost loops.
     pub turns: Vec<u64>,
     /// When the number of its active vCPUs changed, and to what; ascending.
@@ -122,6 +127,7 @@ impl VmOutcome {
             workload: workload.clone(),
             was_ended: vm.was_ended,
             io: world.io.as_ref().map(|io| io.outcome(number)),
+            paging: world.paging.as_ref().and_then(|paging| paging.outcome(number)),
             wall_ps: vm.ended_at,
             runs: vm.runs,
             books: vm.vcpus.clone().map(|c| *world.ledgers.vcpus().core(c)).collect(),
@@ -298,13 +304,16 @@ impl Simulation {
         let prices = xen.map_or(prices, |xen| prices.on_xen(&xen, pv));
         let topology = topology(experiment, profile)?;
         let specs = experiment.all_vms();
+        let has_paging = specs.iter().any(|spec| spec.paging.is_some());
         if specs.len() != workloads.len() {
             let found = format!("{} workloads for {} VMs", workloads.len(), specs.len());
             return Err(ModelError::new("vms", found, "one each"));
         }
         let kernel_of = |spec: &VmSpec| kernel.copied().unwrap_or_else(|| Kernel::of(spec.guest.kernel));
         let pages = specs.iter().find_map(|spec| kernel_of(spec).footprints);
-        let walks = pages.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
+        // Where every VM's paging is simulated, nothing walks at a fixed price.
+        let fixed = pages.filter(|_| specs.iter().any(|spec| spec.paging.is_none()));
+        let walks = fixed.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
         let program = |(spec, workload): (VmSpec, &&Workload)| {
             let kernel = &kernel_of(&spec);
             fits(workload, spec.vcpus)?;
@@ -324,9 +333,15 @@ impl Simulation {
         }
         let pcpus = experiment.pcpus() as usize;
         let programs = vms.iter().map(|(spec, program, _)| (spec.vcpus, program));
-        let sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs)?;
+        let mut sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs, has_paging)?;
+        let footprints = pages.or(Kernel::LINUX_2_6_31.footprints).expect("that kernel has them");
+        let guests: Vec<Guest> = vms.iter().map(|(spec, program, _)| Guest::new(spec, program)).collect();
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
+        let machine = Machine { profile, prices: &prices, pcpus, footprints };
+        let caches = sets.as_mut().map(|sets| sets.caches());
+        let paging = Paging::of(&machine, &guests, caches, &mut world.shared.lines)?;
         world.working_sets = sets;
+        world.paging = paging;
         if experiment.kvm.is_some() {
             world.kvm_prices = KvmPrices::new(&*simulatable(profile)?)?;
         }
@@ -361,6 +376,7 @@ impl Simulation {
             spins: world.spinning.as_ref().map(|spinning| spinning.spins(world.now)),
             cache_misses: world.working_sets.as_ref().map(|sets| sets.misses(world.shared.lines.misses())),
             moved_for_users_ps: world.working_sets.as_ref().map_or(0, |sets| sets.moved_for_users()),
+            paging: paging::all(0..world.vms.len(), world.paging.as_deref()),
             used: self.used,
             idles_in_vmm: world.virtualized && world.vms[0].idle_kind != IdleKind::Mwait,
             active_history: world.vms[0].active_history.clone(),

@@ -84,8 +84,9 @@ impl WorkingSets {
         pcpus: usize,
         line: ByDistance,
         vms: impl Iterator<Item = (u32, &'a Program)> + Clone,
+        has_tables: bool,
     ) -> Result<Option<Box<Self>>, ModelError> {
-        if vms.clone().all(|(_, program)| !program.has_working_sets()) {
+        if !has_tables && vms.clone().all(|(_, program)| !program.has_working_sets()) {
             return Ok(None);
         }
         let mut caches = Caches::new(profile, topology, pcpus, line)?;
@@ -119,6 +120,11 @@ impl WorkingSets {
             let rate = |(set, bytes)| Rate { set, lines: bytes as f64 * per_byte };
             self.threads.push(OfThread { sets: own.into_iter().chain(of_group).map(rate).collect(), streamed: 0 });
         }
+    }
+
+    /// The caches themselves, for who has working sets of a kind of its own.
+    pub(crate) fn caches(&mut self) -> &mut Caches {
+        &mut self.caches
     }
 
     /// What the run missed; `lines` are those that are objects.

@@ -27,6 +27,7 @@ use crate::machine::prices::{KvmPrices, Prices, XenPrices};
 use crate::machine::smt::Smt;
 use crate::machine::spinlock::{Kind, SpinLock};
 use crate::machine::walk::Walk;
+use crate::paging::Paging;
 use crate::progress::{self, Mark};
 use crate::remedy::Daemon;
 use crate::vmm::idle_periods::IdlePeriods;
@@ -106,6 +107,8 @@ pub struct World {
     pub(crate) prices: Prices,
     /// Page walks, where translations are followed.
     pub(crate) walks: Option<Walks>,
+    /// Memory virtualization, where a VM's is simulated entry by entry.
+    pub(crate) paging: Option<Box<Paging>>,
     /// What caches hold, where a workload states what it goes through.
     pub(crate) working_sets: Option<Box<WorkingSets>>,
     /// Cores of several hardware threads, where their siblings' work is followed.
@@ -160,6 +163,8 @@ pub struct World {
     pub(crate) timer_next: BTreeMap<(u32, u32), Ps>,
     /// The CPUs that operations name.
     pub(crate) cpu_sets: Vec<CpuSet>,
+    /// How many programs child processes execute.
+    pub(crate) execs: u32,
     /// Kinds of buffers.
     pub(crate) buffers: Vec<Buffer>,
     /// By thread.
@@ -205,6 +210,7 @@ impl World {
             ledgers: if shared { Ledgers::apart(vcpus, n, timeline) } else { Ledgers::common(n, timeline) },
             prices,
             walks,
+            paging: None,
             working_sets: None,
             smt: None,
             io: None,
@@ -248,6 +254,7 @@ impl World {
             allocator: None,
             timer_next: BTreeMap::new(),
             cpu_sets: Vec::new(),
+            execs: 0,
             buffers: Vec::new(),
             heaps: Vec::new(),
             llc: Vec::with_capacity(vcpus),
@@ -363,9 +370,11 @@ impl World {
             timers: self.timers.len() as u32,
             cpus: self.cpu_sets.len() as u32,
             buffers: self.buffers.len() as u32,
+            execs: self.execs,
             touches: self.touches.len() as u32,
             objects: self.objects.len() as u32,
         };
+        self.execs += program.execs.len() as u32;
         let own = |cpus: Option<CpuSet>| cpus.map_or_else(|| used.clone().collect(), |cpus| of_vm(used, &cpus));
         for thread in &program.threads {
             self.pinned.push(own(thread.cpus));
@@ -631,6 +640,7 @@ impl World {
         for t in threads.clone() {
             self.threads[t].restart(now);
             self.heaps[t] = Heap::default();
+            self.paging.iter_mut().for_each(|paging| paging.restart(t));
             self.pinned[t] = pinned[t - threads.start];
             self.allow(t as u32, &active);
             let target = self.first_vcpu(t);

@@ -26,7 +26,7 @@ impl World {
             self.enter_idle(c, true);
         } else {
             vm.in_mm.remove(c);
-            let price = self.switch_price();
+            let price = self.switch_price(c);
             self.busy_under_own_queue(c, (VcpuState::Switching, Account::Kernel), price, price, Parts::NONE);
         }
     }

@@ -12,6 +12,7 @@
 
 use super::thread::{Mode, Step};
 use crate::engine::Ps;
+use crate::engine::books::Cost;
 use crate::guest::vcpu::VcpuState;
 use crate::machine::interrupt::reason;
 use crate::machine::lines::Cause;
@@ -36,7 +37,8 @@ impl World {
         let targets = self.defer_flushes(c, targets);
         self.vm_mut(c).flushes_left = targets.len() as u32;
         self.drop_translations(c);
-        let mut price = self.prices.tlb_flush + by_vmm.unwrap_or(0);
+        let reload = if self.paging.is_some() { self.reload_space(c) } else { Cost::default() };
+        let mut price = self.prices.tlb_flush + by_vmm.unwrap_or(0) + reload.time;
         for (index, target) in targets.iter().enumerate() {
             price += match by_vmm {
                 Some(_) => self.prices.ipi_send,
@@ -46,6 +48,7 @@ impl World {
             self.queue.schedule(slot_of(target, kind::FLUSH), arrives);
         }
         self.stretch(c, price, Account::TlbShootdown, true, Step::FlushSent);
+        self.divide(c, &reload.parts);
     }
 
     /// Where the guest and KVM agree on it, vCPUs that are off their pCPUs are only marked, and drop their translations when they

@@ -1,5 +1,6 @@
 //! The guest's kernel (or, on the machine itself, the kernel): threads, run queues, idle, synchronization, memory.
 
+pub mod address_space;
 pub mod allocator;
 pub mod files;
 pub mod heap;

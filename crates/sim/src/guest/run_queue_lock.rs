@@ -10,7 +10,7 @@
 //! Left out: what timers' wake-ups take from other CPUs' queues, moves because of affinity, moves by a CPU that polls, and the
 //! reading of other queues' loads by those who balance.
 
-use crate::engine::books::Parts;
+use crate::engine::books::{Cost, Parts};
 use crate::engine::{NS, Ps};
 use crate::guest::kernel_locks::{Act, LockId, Plan};
 use crate::guest::thread::Step;
@@ -57,10 +57,18 @@ impl World {
     }
 
     /// The handlers of a tick or a timer, which look at their queue.
-    pub(crate) fn handle_under_queue(&mut self, c: usize, account: Account, price: Ps, fetching: Fetching) {
-        let mut parts = Parts::NONE;
+    pub(crate) fn handle_under_queue(
+        &mut self,
+        c: usize,
+        account: Account,
+        price: Ps,
+        fetching: Fetching,
+        reload: &Cost,
+    ) {
+        let mut parts = reload.parts;
         fetching.divide(&mut parts);
-        self.busy_under_own_queue(c, (VcpuState::Interrupt, account), TICK, price + fetching.total(), parts);
+        let duration = price + fetching.total() + reload.time;
+        self.busy_under_own_queue(c, (VcpuState::Interrupt, account), TICK, duration, parts);
     }
 
     /// What vCPU `c` does under locks to pull a thread from the queue of `from`, which it has searched for with its own queue

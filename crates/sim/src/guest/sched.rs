@@ -5,7 +5,7 @@
 //! nobody else wants the CPU, and the 0.3 % that their weight would claim beside others is left out.
 
 use super::thread::Mode;
-use crate::engine::books::Parts;
+use crate::engine::books::Cost;
 use crate::engine::{NS, Ps};
 use crate::guest::vcpu::{Vcpu, VcpuState};
 use crate::machine::interrupt::reason;
@@ -141,32 +141,37 @@ impl World {
         }
     }
 
-    pub(crate) fn switch_price(&self) -> Ps {
-        self.prices.context_switch + if self.virtualized { self.prices.guest_switch } else { 0 }
+    /// What a switch takes. Where the VM's paging is simulated, that is where it costs more than natively.
+    pub(crate) fn switch_price(&self, c: usize) -> Ps {
+        let in_vm = self.virtualized && !self.vm(c).has_paging;
+        self.prices.context_switch + if in_vm { self.prices.guest_switch } else { 0 }
     }
 
     fn switch_to(&mut self, c: usize, t: u32) {
-        self.begin_switch(c, t);
-        let price = self.switch_price();
-        self.busy_under_own_queue(c, (VcpuState::Switching, Account::Kernel), price, price, Parts::NONE);
+        let Cost { time, parts } = self.begin_switch(c, t);
+        let price = self.switch_price(c);
+        self.busy_under_own_queue(c, (VcpuState::Switching, Account::Kernel), price, price + time, parts);
     }
 
     /// Switches to a thread that was found in the queue of `from`.
     fn switch_to_pulled(&mut self, c: usize, t: u32, from: usize) {
-        self.begin_switch(c, t);
-        let price = self.switch_price();
+        let Cost { time, parts } = self.begin_switch(c, t);
+        let price = self.switch_price(c);
         let plan = self.pull_plan(c, from, price);
-        let duration = self.prices.balance + price;
-        self.busy_under(c, (VcpuState::Switching, Account::Kernel), &plan, duration, Parts::NONE);
+        let duration = self.prices.balance + price + time;
+        self.busy_under(c, (VcpuState::Switching, Account::Kernel), &plan, duration, parts);
     }
 
-    fn begin_switch(&mut self, c: usize, t: u32) {
+    /// The thread becomes the vCPU's; what it takes that its address space is loaded.
+    fn begin_switch(&mut self, c: usize, t: u32) -> Cost {
+        let loading = if self.paging.is_some() { self.load_space(c, t) } else { Cost::default() };
         let vcpu = &mut self.vcpus[c];
         let vm = &mut self.vms[vcpu.vm as usize];
         vm.idle.remove(c);
         vm.in_mm.insert(c);
         vm.counters.switches += 1;
         vcpu.current = t;
+        loading
     }
 
     /// The switch is done; a thread from another vCPU refills its caches first.

@@ -389,6 +389,9 @@ impl World {
                 self.threads[t].remaining = 0;
                 return self.preempt(c);
             }
+            if self.paging.as_ref().is_some_and(|paging| paging.has_exits(t)) {
+                return self.next_exit(c, t, in_call);
+            }
             let op = self.ops[self.threads[t].pc as usize];
             self.threads[t].pc += 1;
             match op {
@@ -499,6 +502,15 @@ impl World {
                     self.enter_kernel(c);
                     return self.in_kernel(c, duration, Step::Fetch);
                 }
+                Op::Fork { work, exec } => {
+                    self.fork_space(c, t, Some(exec).filter(|&exec| exec != NONE));
+                    self.enter_kernel(c);
+                    return self.in_kernel(c, work, Step::Fetch);
+                }
+                Op::EndChild => self.end_child(c, t),
+                Op::MapPage { is_new } => self.map_page(c, t, is_new),
+                Op::PageMapped => self.page_mapped(c, t),
+                Op::UnmapPages(pages) => self.unmap_pages(c, t, pages),
                 Op::Clock(times) => return self.reads_clock(c, times),
                 Op::Shootdown => return self.shoot_down(c),
                 Op::TakePage { work, enters } => return self.take_page(c, work, enters),

@@ -73,6 +73,11 @@ impl World {
     /// entered by way of the VMM.
     #[inline]
     pub(crate) fn walk_tables(&mut self, c: usize, in_kernel: bool, time: Ps) -> Ps {
+        if self.paging.is_some()
+            && let Some(walking) = self.walk_entries(c, in_kernel, time)
+        {
+            return walking;
+        }
         let Some(walks) = &mut self.walks else { return 0 };
         let pcpu = &mut self.pcpus[self.vcpus[c].pcpu as usize];
         let space = if in_kernel { Space::Kernel } else { Space::User };
@@ -87,6 +92,9 @@ impl World {
     /// The same of the VMM's own code on a pCPU.
     #[inline]
     pub(crate) fn walk_vmm_tables(&mut self, p: usize, time: Ps) -> Ps {
+        if self.paging.is_some() {
+            return self.walk_vmm_entries(p, time);
+        }
         let Some(walks) = &mut self.walks else { return 0 };
         walks.run(&mut self.pcpus[p].tlb, Space::Vmm, time)
     }
@@ -98,6 +106,9 @@ impl World {
 
     /// A shootdown has come to vCPU `c`.
     pub(crate) fn drop_translations(&mut self, c: usize) {
+        if self.paging.is_some() {
+            self.drop_process(c);
+        }
         let Some(walks) = &self.walks else { return };
         let tlb = &mut self.pcpus[self.vcpus[c].pcpu as usize].tlb;
         tlb.flush(Space::User);

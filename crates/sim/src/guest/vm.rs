@@ -111,6 +111,8 @@ pub struct Vm {
     pub(crate) events: Option<OpenLock>,
     /// What the VMM takes to begin a shootdown for it, where it asks the VMM for that.
     pub(crate) flush_call: Option<Ps>,
+    /// Whether its paging is simulated entry by entry.
+    pub(crate) has_paging: bool,
     pub(crate) idle_kind: IdleKind,
     pub(crate) haltpoll: HaltPollConfig,
     pub(crate) remote_wake: RemoteWake,
@@ -170,6 +172,7 @@ impl Vm {
             pm_timer: None,
             events: None,
             flush_call: None,
+            has_paging: spec.paging.is_some(),
             conditions,
             timers: 0..0,
             pinned: Vec::new(),

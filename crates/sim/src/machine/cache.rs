@@ -381,6 +381,20 @@ impl Caches {
         self.sets.len() as SetId - 1
     }
 
+    /// A set has so many lines from now on; of those that caches hold, what is too much goes.
+    pub fn resize(&mut self, id: SetId, lines: u64) {
+        let set = &mut self.sets[id as usize];
+        set.lines = lines.max(1) as f64;
+        set.per_line = 1.0 / set.lines;
+        for place in &mut set.places {
+            let cache = &mut self.caches[place.cache as usize];
+            let held = cache.look(place, set.lines, set.written);
+            let kept = least(held, set.lines);
+            cache.used -= held - kept;
+            (place.held, place.kept, place.epoch) = (kept, cache.kept, cache.epoch);
+        }
+    }
+
     /// Code on a CPU comes to `touches` lines of a set, one after the other; what fetching those that are missing takes.
     #[inline]
     pub fn touch(&mut self, cpu: usize, id: SetId, touches: f64, cause: Cause) -> Filling {

@@ -1,6 +1,7 @@
 //! Interrupts: how they reach a vCPU in each of its states, and what happens when the handler returns.
 
 use crate::engine::Ps;
+use crate::engine::books::Cost;
 use crate::guest::vcpu::VcpuState;
 use crate::world::{NONE, World};
 use muster_model::Account;
@@ -75,10 +76,13 @@ impl World {
         let by_timer = bits & (reason::TICK | reason::TIMER) != 0;
         self.vcpus[c].clock_reads = if by_timer { self.vm(c).emulated_reads_per_tick() } else { 0 };
         let fetching = self.fetch_in_handlers(c, bits, price);
+        let reload =
+            if bits & reason::FLUSH != 0 && self.paging.is_some() { self.reload_space(c) } else { Cost::default() };
         if by_timer {
-            return self.handle_under_queue(c, account, price, fetching);
+            return self.handle_under_queue(c, account, price, fetching, &reload);
         }
-        self.busy(c, VcpuState::Interrupt, account, price + fetching.total());
+        self.work(c, VcpuState::Interrupt, account, price, fetching.total() + reload.time);
+        self.divide(c, &reload.parts);
         self.book_fetching(c, fetching);
     }
 

@@ -162,15 +162,15 @@ prices! {
     remedy_move = "sim.remedy.move",
 }
 
-macro_rules! xen_prices {
-    ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
-        /// What Xen charges besides, in picoseconds.
+macro_rules! more_prices {
+    ($(#[$about:meta])* $prices:ident: $($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
+        $(#[$about])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub struct XenPrices {
+        pub struct $prices {
             $($(#[$doc])* pub $field: Ps,)*
         }
 
-        impl XenPrices {
+        impl $prices {
             /// Takes the prices out of a profile.
             ///
             /// # Errors
@@ -182,7 +182,9 @@ macro_rules! xen_prices {
     };
 }
 
-xen_prices! {
+more_prices! {
+    /// What Xen charges besides, in picoseconds.
+    XenPrices:
     /// A hypercall.
     hypercall = "sim.xen.hypercall",
     /// What Xen adds to a PV guest's system call on its way in.
@@ -231,6 +233,49 @@ impl KvmPrices {
     /// When the profile lacks one.
     pub fn new(profile: &Profile) -> Result<Self, ModelError> {
         Ok(Self { ipi_target: from_ns(profile.require_ns("sim.kvm.ipi-target")?) })
+    }
+}
+
+more_prices! {
+    /// What shadow paging charges besides the way out of the guest and back, in picoseconds.
+    ShadowPrices:
+    /// A walk through the guest's tables in software, without a lock.
+    walk = "sim.vmm.shadow-walk",
+    /// Passing a fault on to the guest.
+    inject = "sim.vmm.shadow-inject",
+    /// Emulating a write to a table and making its shadow's entry.
+    emulate = "sim.vmm.shadow-emulate",
+    /// Letting a table go out of sync with its shadow: a snapshot of it, and the right to write it.
+    unsync = "sim.vmm.shadow-unsync",
+    /// Bringing such a table back: all of its entries are compared with the snapshot.
+    resync = "sim.vmm.shadow-resync",
+    /// Making an entry of a shadow, and prefetching others.
+    fill = "sim.vmm.shadow-fill",
+    /// Making a table's shadow, and taking the right to write it from the guest.
+    promote = "sim.vmm.shadow-promote",
+    /// Loading a page-table base.
+    cr3 = "sim.vmm.shadow-cr3",
+    /// Dropping a single translation.
+    invlpg = "sim.vmm.shadow-invlpg",
+}
+
+/// What a reference of a walk through page tables costs that a cache or memory has, in picoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReferencePrices {
+    /// The first-level cache.
+    pub l1: Ps,
+    /// The private cache behind it; what that lacks is asked of the last-level cache and of memory as any other line.
+    pub private: Ps,
+}
+
+impl ReferencePrices {
+    /// Takes them out of a profile.
+    ///
+    /// # Errors
+    /// When the profile lacks one.
+    pub fn new(profile: &Profile) -> Result<Self, ModelError> {
+        let price = |level| Ok(from_ns(profile.require_ns(level)?));
+        Ok(Self { l1: price("cache.l1")?, private: price("cache.l2")? })
     }
 }
 

@@ -2,7 +2,6 @@
 
 use crate::Outcome;
 use crate::engine::Ps;
-use crate::engine::Ps;
 use crate::machine::tlb::Space;
 use crate::run::VmOutcome;
 use muster_model::study::{BusyIn, IdleIn, Measure, MissKind, MissPart};

@@ -11,6 +11,7 @@ pub mod pm_timer;
 pub mod preempt;
 pub mod scheduler;
 pub mod service;
+pub mod shadow;
 pub mod shared;
 
 use crate::engine::{NS, Ps};

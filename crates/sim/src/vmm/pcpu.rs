@@ -17,7 +17,6 @@ use crate::machine::tlb::{Space, Tlb};
 use crate::machine::walk::Walk;
 use crate::world::{NONE, World, kind, slot_of};
 use muster_model::workload::Duration;
-use muster_model::workload::Duration;
 use muster_model::{Account, CpuSet};
 use muster_policy::credit::{self, Decision, Touch};
 

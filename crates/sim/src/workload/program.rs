@@ -6,7 +6,10 @@ use crate::guest::kernel::Kernel;
 use crate::machine::file_prices::FilePrices;
 use crate::machine::prices::Prices;
 use crate::working_sets::PAGE_LINES;
-use muster_model::workload::{self, Buffer, Count, Duration, Lock, Phase, Timer, WorkingSet, Workload, repetitions};
+use crate::world::NONE;
+use muster_model::workload::{
+    self, AddressSpace, Buffer, Count, Duration, Lock, Phase, Timer, WorkingSet, Workload, repetitions,
+};
 use muster_model::{CpuSet, ModelError};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -164,6 +167,24 @@ pub enum Op {
     },
     /// Frees so many pages that have been unmapped.
     FreePages(u32),
+    /// The thread's process is copied, and its child runs in its place.
+    Fork {
+        /// How long that takes.
+        work: Ps,
+        /// What the child executes, of [`Program::execs`], or [`NONE`].
+        exec: u32,
+    },
+    /// The child is over, and its parent goes on.
+    EndChild,
+    /// A page fault begins.
+    MapPage {
+        /// It takes new memory, and is not a page of a file that is in memory already.
+        is_new: bool,
+    },
+    /// It is over, and the thread comes to the page again.
+    PageMapped,
+    /// So many pages' entries are taken out of the page tables.
+    UnmapPages(u32),
     /// So many lines of memory that is new to the thread will be gone through.
     Stream(u32),
     /// Receives so many bytes.
@@ -201,6 +222,8 @@ pub struct Base {
     pub cpus: u32,
     /// Its first kind of buffer.
     pub buffers: u32,
+    /// Its first program to be executed.
+    pub execs: u32,
     /// Its first touch.
     pub touches: u32,
     /// Its first object.
@@ -245,6 +268,8 @@ impl Op {
                 self
             }
             Self::RunFor(_) | Self::SleepUntil(_) | Self::Yield | Self::Stream(_) => self,
+            Self::Fork { work, exec } if exec != NONE => Self::Fork { work, exec: exec + base.execs },
+            Self::Fork { .. } | Self::EndChild | Self::MapPage { .. } | Self::PageMapped | Self::UnmapPages(_) => self,
             Self::TakePage { .. } | Self::FreePages(_) => self,
             Self::Call | Self::Return | Self::Pick(_) => self,
             Self::Receive(_) | Self::Send(_) | Self::ReadDisk(_) | Self::WriteDisk(_) | Self::Serve(_) => self,
@@ -303,6 +328,10 @@ pub struct Program {
     pub cpus: Vec<Option<CpuSet>>,
     /// Kinds of buffers, as large at the start as the remedies in force have them.
     pub buffers: Vec<Buffer>,
+    /// What pages its process goes through.
+    pub address_space: Option<AddressSpace>,
+    /// What child processes execute: the pages that those go through.
+    pub execs: Vec<AddressSpace>,
     /// When it is ended from outside.
     pub ends: Option<Ps>,
 }
@@ -326,6 +355,8 @@ impl Program {
             timers: Vec::new(),
             cpus: Vec::new(),
             buffers: Vec::new(),
+            address_space: None,
+            execs: Vec::new(),
             ends: None,
         }
     }
@@ -409,6 +440,8 @@ pub fn compile(
         timers: workload.timers.values().copied().collect(),
         cpus: Vec::new(),
         buffers: workload.buffers.values().map(|&buffer| start(buffer)).collect(),
+        address_space: workload.address_space,
+        execs: Vec::new(),
         ends: workload.duration_ns.map(|ns| from_ns(ns as f64 * scale).max(1)),
     };
     let mut compiler = Compiler {
@@ -526,11 +559,13 @@ impl Compiler<'_> {
             Phase::Map { .. } => self.call_with_mm(&[Op::Kernel(self.prices.map)]),
             Phase::Unmap { pages } if self.kernel.zones_have_locks => {
                 let free = Op::FreePages(clamp(*pages));
-                self.call_with_mm(&[Op::Kernel(self.prices.unmap), Op::Shootdown, free]);
+                let unmap = Op::UnmapPages(clamp(*pages));
+                self.call_with_mm(&[unmap, Op::Kernel(self.prices.unmap), Op::Shootdown, free]);
             }
             Phase::Unmap { pages } => {
+                let unmap = Op::UnmapPages(clamp(*pages));
                 let pages = self.prices.unmap_page.saturating_mul(*pages);
-                self.call_with_mm(&[Op::Kernel(self.prices.unmap + pages), Op::Shootdown]);
+                self.call_with_mm(&[unmap, Op::Kernel(self.prices.unmap + pages), Op::Shootdown]);
             }
             Phase::Loop { times: Count::Forever, phases, .. } => {
                 self.nested(place, |this, depth| {
@@ -544,11 +579,16 @@ impl Compiler<'_> {
                 let times = clamp(repetitions(*times, self.threads, *scaled, self.scale));
                 self.repeat(times, place, |this| this.phases(phases, place))?;
             }
-            Phase::Fork { phases, .. } => {
-                self.emit(Op::Enter(self.prices.syscall + self.prices.fork));
+            Phase::Fork { phases, exec } => {
+                let exec = exec.map_or(NONE, |exec| {
+                    self.program.execs.push(exec);
+                    self.program.execs.len() as u32 - 1
+                });
+                self.emit(Op::Fork { work: self.prices.syscall + self.prices.fork, exec });
                 let of_parent = std::mem::replace(&mut self.in_child, true);
                 self.phases(phases, place)?;
                 self.in_child = of_parent;
+                self.emit(Op::EndChild);
             }
             Phase::Send { bytes } => self.emit(Op::Send(*bytes)),
             Phase::Receive { bytes } => self.emit(Op::Receive(*bytes)),
@@ -627,7 +667,9 @@ impl Compiler<'_> {
         let takes_page = self.kernel.zones_have_locks && !cached;
         if self.in_child {
             let work = self.prices.fault_entry + self.prices.page_fault;
-            return self.emit(if takes_page { Op::TakePage { work, enters: true } } else { Op::Enter(work) });
+            self.emit(Op::MapPage { is_new: !cached });
+            self.emit(if takes_page { Op::TakePage { work, enters: true } } else { Op::Enter(work) });
+            return self.emit(Op::PageMapped);
         }
         let work = self.prices.page_fault;
         let work = if takes_page { Op::TakePage { work, enters: false } } else { Op::Kernel(work) };
@@ -636,9 +678,11 @@ impl Compiler<'_> {
         }
         self.count(mm);
         self.emit(Op::Share(mm));
+        self.emit(Op::MapPage { is_new: !cached });
         self.emit(work);
         self.count(mm);
         self.emit(Op::Unshare(mm));
+        self.emit(Op::PageMapped);
     }
 
     /// A system call that does `ops` under the mm semaphore.

@@ -1,0 +1,318 @@
+//! Shadow paging: the VMM's copies of a guest's page tables, which hardware walks, and the exits that keep them up.
+//!
+//! As in Xen (xen/arch/x86/mm/shadow/multi.c, common.c; 3.4 and 4.0):
+//! - A page fault of the guest's own exits, too; the VMM walks the guest's tables without a lock and passes it on.
+//! - A table with a shadow is write-protected. A write to it is emulated under the VM's one lock, and the shadow's entry made
+//!   (`validate_guest_pt_write`). The second such write to one table in a row, with no fault in between, is taken for the
+//!   beginning of fork(2) or exit(2): the shadow is thrown away, and further writes are free (`check_for_early_unshadow`).
+//! - With [`ShadowSync::Lazy`] a table of the last level goes out of sync instead: the write exits once, until the table is brought
+//!   back when its vCPU loads a page-table base or drops a translation of it, or when a vCPU has more than three such tables
+//!   (`sh_unsync`, `sh_resync_all`, SHADOW_OOS_PAGES).
+//! - A page that the guest has mapped and the shadow has not is a hidden fault: the entry is made under the lock, and those
+//!   behind it (`sh_prefetch`); a table's first one makes its shadow and takes away the guest's right to write to it, which
+//!   the VM's other vCPUs have to be told of.
+//! - Loading a page-table base exits (`sh_update_cr3`), as does INVLPG.
+//!
+//! Tables of the kernel's part of address spaces have one shadow for all of them; a new process's first table is linked to
+//! it by hidden faults.
+//!
+//! Left out: memory for shadows that runs short, the search for a table's writable mapping where it is not where the guest's
+//! kernel maps all memory, accessed and dirty bits that are set by faults of their own, and the time that the other
+//! vCPUs take to drop translations.
+
+use crate::engine::Ps;
+use crate::guest::address_space::AddressSpace;
+use crate::machine::lines::Lines;
+use crate::machine::prices::{Prices, ShadowPrices};
+use crate::machine::spinlock::{Kind, SpinLock};
+use crate::machine::walk::Walk;
+use muster_model::Account;
+use muster_model::study::ShadowSync;
+use std::collections::VecDeque;
+
+/// Entries that a hidden fault makes besides (PREFETCH_DISTANCE).
+const PREFETCH: u16 = 32;
+/// Tables that a vCPU lets go out of sync at a time (SHADOW_OOS_PAGES).
+const LAZY: usize = 3;
+
+/// Why a vCPU left the guest for its page tables.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// A page fault that is the guest's own.
+    GuestFault,
+    /// A write to a table that is write-protected.
+    WriteProtect,
+    /// A page that the shadow lacks.
+    HiddenFault,
+    /// A page-table base was loaded.
+    Cr3,
+    /// A single translation was dropped.
+    Invlpg,
+}
+
+impl Exit {
+    /// Every reason.
+    pub const ALL: [Self; 5] = [Self::GuestFault, Self::WriteProtect, Self::HiddenFault, Self::Cr3, Self::Invlpg];
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GuestFault => "guest-fault",
+            Self::WriteProtect => "write-protect",
+            Self::HiddenFault => "hidden-fault",
+            Self::Cr3 => "cr3",
+            Self::Invlpg => "invlpg",
+        }
+    }
+}
+
+/// Exits by reason (in the order of [`Exit::ALL`]), and what they took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ShadowExits {
+    /// How many.
+    pub count: [u64; Exit::ALL.len()],
+    /// How long, waits for the lock included.
+    pub time_ps: [Ps; Exit::ALL.len()],
+    /// How long vCPUs have waited for the lock.
+    pub waited_ps: Ps,
+}
+
+impl std::ops::AddAssign for ShadowExits {
+    fn add_assign(&mut self, other: Self) {
+        (0..Exit::ALL.len()).for_each(|exit| {
+            self.count[exit] += other.count[exit];
+            self.time_ps[exit] += other.time_ps[exit];
+        });
+        self.waited_ps += other.waited_ps;
+    }
+}
+
+/// An exit that is to come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Todo {
+    /// Why.
+    pub exit: Exit,
+    /// What the VMM does without the lock, ...
+    outside: Ps,
+    /// ... and with it.
+    inside: Ps,
+}
+
+/// Exits to come, in order.
+pub type Todos = VecDeque<Todo>;
+
+/// An address space among others, by number.
+pub type Spaces = Vec<Option<AddressSpace>>;
+
+/// What the VMM keeps of one VM.
+#[derive(Debug)]
+pub struct Shadow {
+    lock: SpinLock,
+    prices: ShadowPrices,
+    /// Out of the guest and back.
+    round_trip: Ps,
+    /// Telling the other vCPUs that a right to write is gone.
+    tell: Ps,
+    sync: ShadowSync,
+    /// By vCPU within the VM, tables out of sync: address space and region.
+    lazy: Vec<VecDeque<(u32, u64)>>,
+    /// By vCPU, the table to which the last write was emulated.
+    last_emulated: Vec<Option<(u32, u64)>>,
+    /// First tables of processes that are gone; the VMM still takes them for tables.
+    stale: u32,
+    /// What was done.
+    pub exits: ShadowExits,
+}
+
+impl Shadow {
+    /// Of a VM with so many vCPUs; nothing has a shadow yet.
+    pub fn new(lines: &mut Lines, prices: ShadowPrices, machine: &Prices, sync: ShadowSync, vcpus: usize) -> Self {
+        let tell = machine.ipi_send + machine.ipi_delivery + machine.tlb_flush;
+        Self {
+            lock: SpinLock::new(Kind::TestAndSet, lines.add()),
+            prices,
+            round_trip: machine.vm_exit + machine.vm_entry,
+            tell: if vcpus > 1 { tell } else { 0 },
+            sync,
+            lazy: vec![VecDeque::new(); vcpus],
+            last_emulated: vec![None; vcpus],
+            stale: 0,
+            exits: ShadowExits::default(),
+        }
+    }
+
+    fn todo(&self, exit: Exit, inside: Ps) -> Todo {
+        let outside = match exit {
+            Exit::GuestFault => self.prices.walk + self.prices.inject,
+            Exit::WriteProtect | Exit::HiddenFault => self.prices.walk,
+            Exit::Cr3 => 0,
+            Exit::Invlpg => self.prices.invlpg,
+        };
+        Todo { exit, outside, inside }
+    }
+
+    /// A vCPU exits.
+    pub fn exit(&mut self, todo: Todo, lines: &mut Lines, walk: &mut Walk) {
+        let (began, waited) = (walk.at, walk.waited);
+        walk.wait(walk.at + self.round_trip + todo.outside, Account::PageWalk);
+        if todo.inside > 0 {
+            walk.acquire(&mut self.lock, lines);
+            walk.wait(walk.at + todo.inside, Account::PageWalk);
+            walk.release(&mut self.lock, lines);
+        }
+        let exits = &mut self.exits;
+        exits.count[todo.exit as usize] += 1;
+        exits.time_ps[todo.exit as usize] += walk.at - began;
+        exits.waited_ps += walk.waited - waited;
+    }
+
+    /// The guest has a page fault of its own.
+    pub fn fault(&mut self, vcpu: usize, todos: &mut Todos) {
+        self.last_emulated[vcpu] = None;
+        todos.push_back(self.todo(Exit::GuestFault, 0));
+    }
+
+    /// The guest writes so many entries of a table of the last level.
+    pub fn write(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), entries: u16, todos: &mut Todos) {
+        match self.sync {
+            ShadowSync::Trap => (0..entries).for_each(|_| self.emulate(vcpu, spaces, at, todos)),
+            ShadowSync::Lazy => self.unsync(vcpu, spaces, at, todos),
+        }
+    }
+
+    fn emulate(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), todos: &mut Todos) {
+        let Some(region) = region(spaces, at).filter(|region| region.has_shadow) else { return };
+        let is_second = self.last_emulated[vcpu] == Some(at);
+        if is_second {
+            (region.has_shadow, region.in_shadow) = (false, 0);
+        } else {
+            region.in_shadow = (region.in_shadow + 1).min(region.mapped);
+        }
+        self.last_emulated[vcpu] = Some(at).filter(|_| !is_second);
+        todos.push_back(self.todo(Exit::WriteProtect, self.prices.emulate));
+    }
+
+    fn unsync(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), todos: &mut Todos) {
+        let Some(region) = region(spaces, at).filter(|region| region.has_shadow && region.lazy_of.is_none()) else {
+            return;
+        };
+        region.lazy_of = Some(vcpu as u32);
+        let mut inside = self.prices.unsync;
+        self.lazy[vcpu].push_back(at);
+        if self.lazy[vcpu].len() > LAZY {
+            inside += self.resync_first(vcpu, spaces);
+        }
+        todos.push_back(self.todo(Exit::WriteProtect, inside));
+    }
+
+    /// The first table that a vCPU has let go out of sync is brought back; what that takes.
+    fn resync_first(&mut self, vcpu: usize, spaces: &mut Spaces) -> Ps {
+        let Some(at) = self.lazy[vcpu].pop_front() else { return 0 };
+        if let Some(region) = region(spaces, at) {
+            region.lazy_of = None;
+            region.in_shadow = region.in_shadow.min(region.mapped);
+        }
+        self.prices.resync + self.tell
+    }
+
+    /// The guest adds tables above the last level, or takes them away: so many entries of theirs are written.
+    pub fn write_upper(&mut self, space: &AddressSpace, entries: u32, todos: &mut Todos) {
+        let entries = if space.has_root_shadow { entries } else { 0 };
+        (0..entries).for_each(|_| todos.push_back(self.todo(Exit::WriteProtect, self.prices.emulate)));
+    }
+
+    /// The guest comes to a page of a region; if its shadow lacks that, it is made there.
+    pub fn fill(&mut self, spaces: &mut Spaces, at: (u32, u64), todos: &mut Todos) {
+        let Some(region) = region(spaces, at) else { return };
+        if region.has_shadow && region.in_shadow >= region.mapped {
+            return;
+        }
+        let first = if region.has_shadow { 0 } else { self.prices.promote + self.tell };
+        region.has_shadow = true;
+        region.in_shadow = (region.in_shadow + 1 + PREFETCH).min(region.mapped);
+        todos.push_back(self.todo(Exit::HiddenFault, self.prices.fill + first));
+    }
+
+    /// Whether a page's entry was made in the shadow when the guest wrote its own.
+    pub fn has_made(&self, spaces: &mut Spaces, at: (u32, u64)) -> bool {
+        self.sync == ShadowSync::Trap && region(spaces, at).is_some_and(|region| region.has_shadow)
+    }
+
+    /// The process goes on, and comes to what it goes through all the time.
+    pub fn refill(&mut self, spaces: &mut Spaces, space: u32, todos: &mut Todos) {
+        let Some(it) = spaces[space as usize].as_ref() else { return };
+        let lacking: Vec<(u64, u16)> = (it.regions.iter())
+            .filter(|(_, region)| region.in_shadow < region.hot.min(region.mapped))
+            .map(|(&number, region)| (number, (region.hot - region.in_shadow).div_ceil(PREFETCH + 1)))
+            .collect();
+        for (number, times) in lacking {
+            (0..times).for_each(|_| self.fill(spaces, (space, number), todos));
+        }
+    }
+
+    /// A vCPU loads the base of an address space's tables, `kernel` of whose tables the kernel's part has; hidden faults that
+    /// follow from it go to `todos`.
+    pub fn load(&mut self, vcpu: usize, spaces: &mut Spaces, space: u32, kernel: u32, todos: &mut Todos) -> Todo {
+        let mut inside = self.prices.cr3;
+        while !self.lazy[vcpu].is_empty() {
+            inside += self.resync_first(vcpu, spaces);
+        }
+        // The others' stay out of sync; their shadows are brought up to date.
+        let others: usize = self.lazy.iter().map(VecDeque::len).sum();
+        inside += others as Ps * self.prices.resync;
+        if let Some(it) = spaces[space as usize].as_mut()
+            && !std::mem::replace(&mut it.has_root_shadow, true)
+        {
+            inside += Ps::from(it.upper_tables()) * (self.prices.promote + self.tell);
+            (0..kernel).for_each(|_| todos.push_back(self.todo(Exit::HiddenFault, self.prices.fill)));
+        }
+        self.todo(Exit::Cr3, inside)
+    }
+
+    /// A vCPU drops the translation of one page of a region.
+    pub fn drop_one(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), todos: &mut Todos) {
+        let mut inside = 0;
+        if region(spaces, at).is_some_and(|region| region.lazy_of.is_some()) {
+            self.lazy[vcpu].retain(|&there| there != at);
+            self.lazy[vcpu].push_front(at);
+            inside = self.resync_first(vcpu, spaces);
+        }
+        todos.push_back(self.todo(Exit::Invlpg, inside));
+    }
+
+    /// A process is copied: each entry of a page that it may write loses the right to be written.
+    pub fn fork(&mut self, vcpu: usize, spaces: &mut Spaces, parent: u32, todos: &mut Todos) {
+        if self.stale > 0 {
+            // The child's first table was another process's, of which the VMM knows no better until it is written twice.
+            self.stale -= 1;
+            (0..2).for_each(|_| todos.push_back(self.todo(Exit::WriteProtect, self.prices.emulate)));
+        }
+        let Some(it) = spaces[parent as usize].as_ref() else { return };
+        let regions: Vec<(u64, u16)> = it.regions.iter().map(|(&number, region)| (number, region.writable)).collect();
+        for (number, writable) in regions {
+            self.write(vcpu, spaces, (parent, number), writable, todos);
+        }
+    }
+
+    /// A process is over: its tables are cleared, entry by entry, and the last level's freed.
+    pub fn end(&mut self, vcpu: usize, spaces: &mut Spaces, space: u32, todos: &mut Todos) {
+        let Some(it) = spaces[space as usize].as_ref() else { return };
+        let regions: Vec<(u64, u16)> = it.regions.iter().map(|(&number, region)| (number, region.mapped)).collect();
+        let (upper, cleared) = (it.has_root_shadow, regions.len().min(2) as u32);
+        for &(number, mapped) in &regions {
+            self.write(vcpu, spaces, (space, number), mapped, todos);
+        }
+        if let Some(it) = spaces[space as usize].as_ref() {
+            // The second write in a row to a directory ends its shadow.
+            self.write_upper(it, cleared, todos);
+        }
+        self.stale += u32::from(upper);
+        self.lazy.iter_mut().for_each(|tables| tables.retain(|&(of, _)| of != space));
+        let last = self.last_emulated.iter_mut();
+        last.for_each(|last| *last = last.filter(|&(of, _)| of != space));
+    }
+}
+
+fn region(spaces: &mut Spaces, (space, number): (u32, u64)) -> Option<&mut crate::guest::address_space::Region> {
+    spaces[space as usize].as_mut()?.regions.get_mut(&number)
+}
