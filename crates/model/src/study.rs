@@ -19,7 +19,7 @@ pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
 pub use guest::Guest;
 pub use kvm::{Apic, Kvm};
-pub use measure::{Aggregate, BusyIn, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+pub use measure::{Aggregate, BusyIn, EXIT_REASONS, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
 pub use paging::{Backing, GuestMode, Paging, PagingKind, ShadowSync, TablePlacement};
 pub use ple::{Ple, PleKind, SpinLocks, Yield};
 
@@ -1117,6 +1117,11 @@ mod tests {
                 "kernel-share = { run = \"native\" }",
                 "function-share = { run = \"pvm\", function = \"f\" }",
                 "unknown function `f`",
+            ),
+            (
+                "kernel-share = { run = \"native\" }",
+                "exit-share = { run = \"pvm\", reason = \"nap\" }",
+                "unknown reason `nap`; allowed: halt, ipi",
             ),
             ("aggregate = \"geometric-mean\"", "", "neither one program's number nor an aggregate"),
             ("{program}.json", "w.json", "a path with `{program}` in it"),

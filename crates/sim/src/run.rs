@@ -15,6 +15,7 @@ use crate::paging::{self, Guest, Machine, Paging, PagingOutcome};
 use crate::vmm::idle_periods::IdlePeriods;
 use crate::vmm::pcpu::Scheduling;
 use crate::vmm::ple::{Spinning, Spins};
+use crate::vmm::shadow::Exit;
 use crate::working_sets::{CacheMisses, WorkingSets};
 use crate::workload::program::{Program, compile};
 use crate::world::World;
@@ -143,6 +144,25 @@ impl VmOutcome {
     pub fn rate(&self) -> f64 {
         let done = if self.was_ended { self.turns.iter().sum::<u64>() } else { u64::from(self.runs) };
         done as f64 / (self.wall_ps.max(1) as f64 / 1e12)
+    }
+
+    /// VM exits by reason: how many, and how long they took where that is told apart.
+    pub fn exits(&self) -> Vec<(&'static str, u64, Ps)> {
+        let Counters { halt_exits, ipi_exits, interrupt_exits, timer_exits, pause_exits, .. } = self.counters;
+        let events = self.io.as_ref().map_or(0, |io| io.counts.notifications);
+        let mut exits = vec![
+            ("halt", halt_exits, 0),
+            ("ipi", ipi_exits, 0),
+            ("interrupt", interrupt_exits, 0),
+            ("timer", timer_exits, 0),
+            ("pause", pause_exits, 0),
+            ("event", events, 0),
+        ];
+        let of_paging = self.paging.map(|paging| paging.exits).unwrap_or_default();
+        exits.extend(
+            Exit::ALL.map(|exit| (exit.name(), of_paging.count[exit as usize], of_paging.time_ps[exit as usize])),
+        );
+        exits
     }
 
     /// The time that went to an account, over all vCPUs.

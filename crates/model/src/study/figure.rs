@@ -2,7 +2,7 @@
 //!
 //! A file may say in one entry what many numbers share (`columns`, `cores`, `programs`); reading spells it out.
 
-use super::measure::{Aggregate, Measure, VMM_FUNCTIONS};
+use super::measure::{Aggregate, EXIT_REASONS, Measure, VMM_FUNCTIONS};
 use super::{Experiment, toml_error};
 use crate::ModelError;
 use crate::results::StudyKind;
@@ -192,7 +192,7 @@ impl Figure {
             if number.terms.iter().any(|term| term.measure.scale() != number.terms[0].measure.scale()) {
                 return Err(ModelError::new(place, "measures of several kinds in one number", "measures of one kind"));
             }
-            number.terms.iter().try_for_each(|term| known_function(&term.measure, &place))?;
+            number.terms.iter().try_for_each(|term| known_names(&term.measure, &place))?;
             number.runs().try_for_each(|(run, workload)| self.check_run(run, workload, &place))?;
         }
         for series in &self.series {
@@ -240,11 +240,17 @@ fn place(row: &str, column: &str) -> String {
     format!("numbers.{row}.{column}")
 }
 
-fn known_function(measure: &Measure, place: &str) -> Result<(), ModelError> {
+fn known_names(measure: &Measure, place: &str) -> Result<(), ModelError> {
     match measure {
         Measure::FunctionShare { function, .. } if !VMM_FUNCTIONS.contains(&function.as_str()) => {
             let found = format!("unknown function `{function}`");
             Err(ModelError::new(format!("{place}.function"), found, VMM_FUNCTIONS.join(", ")))
+        }
+        Measure::ExitShare { reason, .. } | Measure::ExitTime { reason, .. } | Measure::ExitRatio { reason, .. }
+            if !EXIT_REASONS.contains(&reason.as_str()) =>
+        {
+            let found = format!("unknown reason `{reason}`");
+            Err(ModelError::new(format!("{place}.reason"), found, EXIT_REASONS.join(", ")))
         }
         _ => Ok(()),
     }

@@ -5,6 +5,23 @@ use serde::{Deserialize, Serialize};
 /// Functions of Xen that iXen's text names, whose time is told apart.
 pub const VMM_FUNCTIONS: [&str; 4] = ["handle_pmt_io", "schedule", "csched_schedule", "csched_load_balance"];
 
+/// Reasons of VM exits: halts, IPIs that are sent, interrupts that come and their ends, writes to the timer, loops of PAUSE,
+/// events that paravirtual drivers send; and those of shadow paging: faults that are the guest's own, writes to page
+/// tables, faults that the guest is not told of, loads of a page-table base, single translations that are dropped.
+pub const EXIT_REASONS: [&str; 11] = [
+    "halt",
+    "ipi",
+    "interrupt",
+    "timer",
+    "pause",
+    "event",
+    "guest-fault",
+    "write-protect",
+    "hidden-fault",
+    "cr3",
+    "invlpg",
+];
+
 /// What misses (iXen, Figures 4 and 7).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -6,6 +6,7 @@ use crate::machine::tlb::Space;
 use crate::run::VmOutcome;
 use muster_model::study::{BusyIn, IdleIn, Measure, MissKind, MissPart};
 use muster_model::{Account, ModelError};
+use muster_policy::ple;
 
 /// What a study needs to know of a run. A figure that a run does not have is `None`: it is not simulated yet.
 pub trait RunFigures {
@@ -150,6 +151,24 @@ impl RunFigures for Outcome {
     }
     fn idle_periods(&self) -> Vec<(Ps, u64, Ps)> {
         self.idle_periods.buckets().collect()
+    }
+    fn exits(&self, reason: Option<&str>, workload: Option<&str>) -> Option<(f64, f64)> {
+        let vms = self.vms.iter().filter(|vm| workload.is_none_or(|name| vm.workload.as_deref() == Some(name)));
+        let exits: Vec<_> =
+            vms.flat_map(VmOutcome::exits).filter(|exit| reason.is_none_or(|of| exit.0 == of)).collect();
+        let wall = self.wall_ps.max(1) as f64;
+        let sum = |of: fn(&(&str, u64, Ps)) -> u64| exits.iter().map(of).sum::<u64>() as f64;
+        (!exits.is_empty()).then(|| (sum(|exit| exit.1), sum(|exit| exit.2) / wall))
+    }
+    fn waits_above(&self, cycles: u64) -> Option<f64> {
+        let waits = &self.spins.as_ref()?.waits;
+        let power = cycles.checked_ilog2().filter(|&power| 1 << power == cycles)?;
+        Some(waits.longer_than(power as usize) as f64 / waits.count().max(1) as f64)
+    }
+    fn ple(&self) -> Option<(f64, f64)> {
+        let spins = self.spins.as_ref()?;
+        let setting = ple::choose(&spins.waits, &spins.exits_by_gap).ok()?;
+        Some((f64::from(setting.window), f64::from(setting.gap)))
     }
     fn gigabits_per_second(&self) -> Option<f64> {
         let io: Vec<_> = self.vms.iter().filter_map(|vm| vm.io.as_ref()).collect();

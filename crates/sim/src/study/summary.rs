@@ -6,6 +6,7 @@ use crate::engine::Ps;
 use crate::run::{Outcome, VmOutcome, active_share};
 use muster_model::study::{BusyIn, Experiment, IdleIn, MissKind, MissPart, VMM_FUNCTIONS};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -62,6 +63,9 @@ pub struct RunSummary {
     gigabits_per_s: Option<f64>,
     /// Of pCPUs, by power of two picoseconds: from how long on, how many, how long together.
     idle_periods: Vec<(Ps, u64, Ps)>,
+    /// Share of the waits for spin locks that are longer than 2 to the power of its index, in cycles.
+    waits_above: Vec<f64>,
+    ple: Option<(f64, f64)>,
 }
 
 /// The figures of a VM.
@@ -73,12 +77,20 @@ struct VmFigures {
     rate: f64,
     /// Its CPU time over the length of the run, in hardware threads.
     busy_threads: f64,
+    /// Exits by reason: how many, and their time over the length of the run, in hardware threads.
+    exits: BTreeMap<String, (u64, f64)>,
 }
 
 impl VmFigures {
     fn of(vm: &VmOutcome, wall_ps: Ps) -> Self {
-        let busy_threads = vm.cpu_ps() as f64 / wall_ps.max(1) as f64;
-        Self { workload: vm.workload.clone(), rate: vm.rate(), busy_threads }
+        let threads = |time: Ps| time as f64 / wall_ps.max(1) as f64;
+        let there = vm.exits().into_iter().filter(|&(_, count, _)| count > 0);
+        Self {
+            workload: vm.workload.clone(),
+            rate: vm.rate(),
+            busy_threads: threads(vm.cpu_ps()),
+            exits: there.map(|(reason, count, time)| (reason.to_owned(), (count, threads(time)))).collect(),
+        }
     }
 }
 
@@ -103,6 +115,8 @@ impl RunSummary {
             vms: outcome.vms.iter().map(|vm| VmFigures::of(vm, outcome.wall_ps)).collect(),
             busy_threads: BUSY.map(|of| outcome.busy_threads(of)),
             gigabits_per_s: outcome.gigabits_per_second(),
+            waits_above: (0..u32::BITS).map_while(|power| outcome.waits_above(1 << power)).collect(),
+            ple: outcome.ple(),
             idle_periods: outcome.idle_periods.buckets().collect(),
         }
     }
@@ -156,7 +170,20 @@ impl RunFigures for RunSummary {
     fn hardware_threads(&self) -> f64 {
         f64::from(self.cores)
     }
+    fn exits(&self, reason: Option<&str>, workload: Option<&str>) -> Option<(f64, f64)> {
+        let vms = self.vms.iter().filter(|vm| workload.is_none_or(|name| vm.workload.as_deref() == Some(name)));
+        let exits = vms.flat_map(|vm| &vm.exits).filter(|(name, _)| reason.is_none_or(|of| of == *name));
+        let add = |(count, time): (f64, f64), (_, &(n, t)): (&String, &(u64, f64))| (count + n as f64, time + t);
+        Some(exits.fold((0.0, 0.0), add))
+    }
     fn gigabits_per_second(&self) -> Option<f64> {
         self.gigabits_per_s
+    }
+    fn waits_above(&self, cycles: u64) -> Option<f64> {
+        let power = cycles.checked_ilog2().filter(|&power| 1 << power == cycles)?;
+        self.waits_above.get(power as usize).copied()
+    }
+    fn ple(&self) -> Option<(f64, f64)> {
+        self.ple
     }
 }
