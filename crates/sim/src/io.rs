@@ -6,6 +6,7 @@
 //!
 //! A packet is never lost: what connections may have on their way is bounded by their windows.
 
+use crate::engine::books::Cost;
 use crate::engine::random::Random;
 use crate::engine::{NS, Ps};
 use crate::guest::network::{Connection, OfThread, Place, Port, Sockets};
@@ -15,13 +16,18 @@ use crate::machine::interrupt::reason;
 use crate::machine::io_prices::IoPrices;
 use crate::machine::nic::{Burst, Iotlb, Lane, Queue, Wire};
 use crate::vmm::pcpu::RunState;
-use crate::vmm::service::{BackEnd, FrontEnd, Job};
+use crate::vmm::service::{BackEnd, FrontEnd};
 use crate::world::{World, kind, slot_of};
-use muster_model::study::{Client, Experiment, Path, VmSpec};
-use muster_model::{ModelError, Profile, Topology};
+use muster_model::study::Client;
 use muster_policy::io::queue_of;
-use muster_policy::vectors::{Reserved, SOURCES_PER_VF, Trigger, Vectors};
+use outcome::OfVm;
 use std::ops::Range;
+
+mod build;
+mod outcome;
+
+pub(crate) use build::{Plan, back_ends};
+pub use outcome::{IoCounts, IoOutcome, Latencies};
 
 /// What makes a vCPU look for work of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,6 +110,13 @@ pub struct Card {
     iotlb: Iotlb,
 }
 
+impl Card {
+    /// What a sender hands over at once at most, in bytes.
+    pub fn largest_piece(&self) -> u64 {
+        self.packet * u64::from(self.batches.1)
+    }
+}
+
 /// A receive queue, and who drives it.
 #[derive(Debug)]
 struct Driven {
@@ -115,111 +128,6 @@ struct Driven {
     is_virtual: bool,
     /// The next buffer of its ring.
     buffer: u32,
-}
-
-macro_rules! io_counts {
-    ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// What a VM did with devices, over the whole run.
-        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-        pub struct IoCounts {
-            $($(#[$doc])* pub $field: u64,)*
-        }
-    };
-}
-
-io_counts! {
-    /// Payload that its program took, in bytes.
-    received_bytes,
-    /// Packets that came.
-    received_packets,
-    /// Payload that arrived at the peer, in bytes.
-    sent_bytes,
-    /// Packets of those.
-    sent_packets,
-    /// Requests that were answered.
-    requests,
-    /// Interrupts and events that devices and back ends sent it.
-    interrupts,
-    /// Events that it sent to the service VM, by leaving the guest where it is hardware-assisted.
-    notifications,
-    /// Reads of a disk.
-    disk_reads,
-    /// Writes.
-    disk_writes,
-    /// Bytes read and written.
-    disk_bytes,
-}
-
-/// Latencies, in buckets a sixteenth of an octave wide.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Latencies {
-    buckets: Vec<u64>,
-    count: u64,
-    sum: Ps,
-}
-
-impl Latencies {
-    /// Adds one.
-    pub fn add(&mut self, latency: Ps) {
-        let bucket = Self::bucket(latency);
-        if self.buckets.len() <= bucket {
-            self.buckets.resize(bucket + 1, 0);
-        }
-        self.buckets[bucket] += 1;
-        self.count += 1;
-        self.sum += latency;
-    }
-
-    fn bucket(latency: Ps) -> usize {
-        let latency = latency.max(16);
-        let octave = latency.ilog2() as usize;
-        (octave - 4) * 16 + ((latency >> (octave - 4)) as usize - 16)
-    }
-
-    /// How many.
-    pub fn count(&self) -> u64 {
-        self.count
-    }
-
-    /// Their mean; 0 when there is none.
-    pub fn mean(&self) -> Ps {
-        self.sum / self.count.max(1)
-    }
-
-    /// The latency that so many per cent do not exceed, to a sixteenth; 0 when there is none.
-    pub fn percentile(&self, percent: u64) -> Ps {
-        let wanted = (self.count * percent).div_ceil(100).max(1);
-        let mut seen = 0;
-        for (bucket, count) in self.buckets.iter().enumerate() {
-            seen += count;
-            if seen >= wanted {
-                return (17 + bucket as Ps % 16) << (bucket / 16);
-            }
-        }
-        0
-    }
-}
-
-/// What a run gave of a VM's devices.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct IoOutcome {
-    /// Counts.
-    pub counts: IoCounts,
-    /// From sending a request to its reply, as the client sees it.
-    pub latency: Latencies,
-    /// From a thread's request to a disk until it is done.
-    pub disk_latency: Latencies,
-}
-
-/// What is counted of a VM.
-#[derive(Debug, Default)]
-pub struct OfVm {
-    /// Counts.
-    pub counts: IoCounts,
-    /// Of requests.
-    pub latency: Latencies,
-    /// Of its disks.
-    pub disk_latency: Latencies,
 }
 
 /// How much has gone through a last-level cache, and what it holds.
@@ -255,149 +163,7 @@ pub struct Io {
     random: Vec<Random>,
 }
 
-/// What the devices are put together from.
-pub(crate) struct Plan<'a> {
-    pub experiment: &'a Experiment,
-    pub profile: &'a Profile,
-    pub topology: &'a Topology,
-    /// All VMs, the service VM last.
-    pub specs: &'a [VmSpec],
-    /// By VM.
-    pub vcpus: Vec<Range<usize>>,
-    pub threads: usize,
-    /// The service VM and its first thread.
-    pub service: Option<(usize, usize)>,
-}
-
 impl Io {
-    /// The devices of an experiment; none where it has none.
-    ///
-    /// # Errors
-    /// When there are no interrupt vectors left for a virtual function.
-    pub(crate) fn new(plan: &Plan<'_>) -> Result<Option<Box<Self>>, ModelError> {
-        let Plan { experiment, profile, topology, specs, .. } = plan;
-        if experiment.nics.is_empty() && experiment.disks.is_empty() && plan.service.is_none() {
-            return Ok(None);
-        }
-        let vms = specs.len();
-        let pcpus = experiment.pcpus() as usize;
-        let domain = |p: usize| topology.llc_domain(p).iter().next().unwrap_or(p);
-        let llc_bytes =
-            profile.platform.caches.iter().filter(|cache| cache.level > 2).map(|cache| cache.size_bytes).max();
-        let mut io = Self {
-            prices: IoPrices::new(profile),
-            cards: Vec::new(),
-            queues: Vec::new(),
-            disks: Vec::new(),
-            connections: Vec::new(),
-            sockets: (0..vms).map(|_| None).collect(),
-            storages: (0..vms).map(|_| None).collect(),
-            front_ends: Vec::new(),
-            back_ends: Vec::new(),
-            at_vcpus: plan.vcpus.iter().flat_map(Clone::clone).map(|_| AtVcpu::default()).collect(),
-            threads: vec![OfThread::default(); plan.threads],
-            of_vms: (0..vms).map(|_| OfVm::default()).collect(),
-            service: plan.service.map(|(vm, _)| vm),
-            llc: (0..pcpus).map(domain).collect(),
-            caches: vec![Cache { filled: 0, bytes: llc_bytes.unwrap_or(8 << 20) }; pcpus],
-            random: Vec::new(),
-        };
-        // The physical functions are the service VM's, or natively the machine's.
-        let owner = plan.vcpus[io.service.unwrap_or(0)].clone();
-        for spec in &experiment.nics {
-            let first = io.queues.len() as u32;
-            let has_function =
-                io.service.is_some() || experiment.environment == muster_model::study::Environment::Native;
-            let count = if has_function { spec.queues.unwrap_or(owner.len() as u32) } else { 0 };
-            for index in 0..count as usize {
-                let vcpu = (owner.start + index % owner.len()) as u32;
-                let queue = Queue::new(spec.moderation);
-                io.queues.push(Driven { queue, vcpu, bridged: io.service.is_some(), is_virtual: false, buffer: 0 });
-            }
-            io.cards.push(Card {
-                wire: Wire::new(spec.line_gbps),
-                queues: first..first + count,
-                packet: spec.packet_bytes.into(),
-                batches: (spec.receive_batch, spec.send_batch),
-                latency: spec.latency_ns * NS,
-                iotlb: Iotlb::default(),
-            });
-        }
-        for (number, spec) in experiment.all_disks().iter().enumerate() {
-            io.disks.push((Disk::new(spec), (owner.start + number % owner.len()) as u32));
-        }
-        io.add_back_ends(plan);
-        for (vm, spec) in specs.iter().enumerate() {
-            io.add_vm(plan, vm, spec);
-        }
-        io.take_vectors(plan)?;
-        Ok(Some(Box::new(io)))
-    }
-
-    /// Every source that interrupts by itself takes a vector: a queue of a physical function one, a virtual function three.
-    fn take_vectors(&self, plan: &Plan<'_>) -> Result<(), ModelError> {
-        let vectoring = plan.experiment.service.as_ref().map(|service| service.vectoring).unwrap_or_default();
-        let mut vectors = Vectors::new(vectoring, plan.experiment.pcpus() as usize, &Reserved::default())?;
-        let of = |driven: &Driven| if driven.is_virtual { SOURCES_PER_VF } else { 1 };
-        let sources = self.queues.iter().map(of).sum::<usize>() + self.disks.len();
-        for source in 0..sources {
-            vectors.allocate(source as u32, Trigger::Edge, None)?;
-        }
-        Ok(())
-    }
-
-    fn add_back_ends(&mut self, plan: &Plan<'_>) {
-        let (Some(service), Some((vm, first))) = (&plan.experiment.service, plan.service) else { return };
-        for (index, &job) in back_ends(service, plan.specs).iter().enumerate() {
-            let vcpus = &plan.vcpus[vm];
-            let vcpu = (vcpus.start + index % vcpus.len()) as u32;
-            self.back_ends.push(BackEnd::new(job, (first + index) as u32, vcpu));
-        }
-    }
-
-    fn add_vm(&mut self, plan: &Plan<'_>, vm: usize, spec: &VmSpec) {
-        let first = plan.vcpus[vm].start as u32;
-        if let Some(network) = &spec.devices.network {
-            let card = network.nic as usize;
-            let port = match network.path {
-                Path::Native => Port::Function,
-                Path::Vf => {
-                    let moderation = plan.experiment.nics[card].moderation;
-                    let queue = Queue::new(moderation);
-                    self.queues.push(Driven { queue, vcpu: first, bridged: false, is_virtual: true, buffer: 0 });
-                    Port::Virtual(self.queues.len() as u32 - 1)
-                }
-                Path::Pv => Port::FrontEnd(self.add_front_end(vm, first)),
-            };
-            let from = self.connections.len() as u32;
-            for _ in 0..network.client.connections() {
-                let index = self.connections.len();
-                self.random.push(Random::new(plan.experiment.seed.rotate_left(32) ^ 0x10, index as u64));
-                self.connections.push(Connection::new(vm, card, &network.client));
-            }
-            self.sockets[vm] = Some(Sockets::new(port, card, from..self.connections.len() as u32));
-        }
-        if let Some(storage) = &spec.devices.storage {
-            let back_end = self.back_ends.iter().position(|back_end| back_end.job == Job::Disks(vm as u32));
-            if storage.path == Path::Vf {
-                storage.disks.iter().for_each(|&disk| self.disks[disk as usize].1 = first);
-            }
-            self.storages[vm] = Some(Storage::new(&storage.disks, back_end.map(|b| b as u32), first));
-        }
-    }
-
-    fn add_front_end(&mut self, vm: usize, vcpu: u32) -> u32 {
-        let networks: Vec<usize> =
-            (0..self.back_ends.len()).filter(|&b| self.back_ends[b].job == Job::Network).collect();
-        let served: Vec<u32> = networks
-            .iter()
-            .map(|&b| self.front_ends.iter().filter(|front_end| front_end.back_end as usize == b).count() as u32)
-            .collect();
-        let back_end = networks[muster_policy::io::back_end_for(&served)] as u32;
-        self.front_ends.push(FrontEnd::new(vm, vcpu, back_end));
-        self.front_ends.len() as u32 - 1
-    }
-
     /// The largest number of a queue, disk, connection or lane, for event slots.
     pub(crate) fn slots(&self) -> usize {
         self.queues.len().max(self.disks.len()).max(self.connections.len()).max(2 * self.cards.len())
@@ -438,19 +204,6 @@ impl Io {
         self.caches[here].filled += 2 * bytes;
         bytes.div_ceil(64) * line
     }
-}
-
-/// The back ends of a service VM, each a thread of it: those of networks first.
-pub(crate) fn back_ends(service: &muster_model::study::Service, specs: &[VmSpec]) -> Vec<Job> {
-    let networks = match service.back_end {
-        muster_model::study::BackEnd::Single => 1,
-        muster_model::study::BackEnd::Multi => service.vcpus,
-    };
-    let disks = specs
-        .iter()
-        .enumerate()
-        .filter(|(_, spec)| spec.devices.storage.as_ref().is_some_and(|storage| storage.path == Path::Pv));
-    (0..networks).map(|_| Job::Network).chain(disks.map(|(vm, _)| Job::Disks(vm as u32))).collect()
 }
 
 impl World {
@@ -632,7 +385,7 @@ impl World {
     }
 
     /// Whoever runs on vCPU `by` sends an event to another; what the VMM takes for it there.
-    pub(crate) fn send_event(&mut self, by: usize, c: usize, source: Source) -> crate::engine::books::Cost {
+    pub(crate) fn send_event(&mut self, by: usize, c: usize, source: Source) -> Cost {
         self.raise(c, source);
         if self.scheduler.decides() && self.run_state(c) != RunState::Running {
             return self.post(c, reason::DEVICE, self.vcpus[by].pcpu as usize);
@@ -641,7 +394,7 @@ impl World {
         if !self.queue.is_pending(slot) {
             self.queue.schedule(slot, self.now + self.prices.ipi_delivery);
         }
-        crate::engine::books::Cost::default()
+        Cost::default()
     }
 
     // ---- handlers ----
@@ -764,20 +517,3 @@ impl World {
 
 /// Packets that a driver takes at a time (net.core.netdev_budget).
 const NAPI_BUDGET: u32 = 300;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_within_a_sixteenth() {
-        let mut latencies = Latencies::default();
-        (1..=1000u64).for_each(|i| latencies.add(i * 1_000_000));
-        for percent in [1, 50, 95, 99, 100] {
-            let (found, wanted) = (latencies.percentile(percent) as f64, percent as f64 * 10e6);
-            assert!((1.0..=1.0 + 1.0 / 16.0).contains(&(found / wanted)), "{percent} %: {found} for {wanted}");
-        }
-        assert_eq!((latencies.count(), latencies.mean()), (1000, 500_500_000));
-        assert_eq!(Latencies::default().percentile(99), 0);
-    }
-}

@@ -7,6 +7,7 @@ use muster_model::study::{Experiment, VmScheduler};
 use muster_model::workload::Group;
 use muster_model::{Account, Ledger, ModelError, Profile, Workload, rtapp};
 use muster_report::table;
+use muster_sim::io::{IoOutcome, Latencies};
 use muster_sim::machine::cache::Misses;
 use muster_sim::run::VmOutcome;
 use muster_sim::timeline::chrome_trace;
@@ -68,6 +69,9 @@ struct Report {
     /// Where the workload states what it goes through, what caches missed.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache_misses: Option<CacheReport>,
+    /// What the program did with devices, where it has some and its VM is not one of `vms`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<DeviceReport>,
     /// Where vCPUs share pCPUs, what the scheduler did.
     #[serde(skip_serializing_if = "Option::is_none")]
     scheduling: Option<SchedulingReport>,
@@ -131,6 +135,36 @@ struct VmReport {
     cpu_s: f64,
     steal_s: f64,
     ledger: Ledger,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    devices: Option<DeviceReport>,
+}
+
+/// What a VM did with networks and disks.
+#[derive(Serialize)]
+struct DeviceReport {
+    received_bytes: u64,
+    received_packets: u64,
+    sent_bytes: u64,
+    sent_packets: u64,
+    /// From devices and back ends.
+    interrupts: u64,
+    /// Events that it sent to the service VM.
+    notifications: u64,
+    /// Requests of clients that were answered, and how long that took them.
+    requests: LatencyReport,
+    disk_reads: u64,
+    disk_writes: u64,
+    disk_bytes: u64,
+    disk: LatencyReport,
+}
+
+#[derive(Serialize)]
+struct LatencyReport {
+    count: u64,
+    per_s: f64,
+    mean_us: f64,
+    p95_us: f64,
+    p99_us: f64,
 }
 
 #[derive(Serialize)]
@@ -205,7 +239,10 @@ fn turns(program: &Workload, experiment: &Experiment, outcome: &Outcome) -> BTre
 fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u64>) -> Report {
     let counters = &outcome.counters;
     let shared = experiment.scheduler() != VmScheduler::Pinned;
-    let vms = experiment.all_vms().into_iter().zip(&outcome.vms).filter(|_| shared);
+    let service = experiment.service.iter().map(|_| "the service VM".to_owned());
+    let names = experiment.all_vms().into_iter().map(|spec| spec.workload).chain(service);
+    let vms = names.zip(&outcome.vms).filter(|_| shared);
+    let devices = outcome.vms[0].io.as_ref().filter(|_| !shared).map(|io| device_report(io, outcome.wall_ps));
     Report {
         wall_s: outcome.seconds(),
         events: counters.events,
@@ -228,9 +265,10 @@ fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u6
         turns,
         ledger: outcome.ledger(),
         cache_misses: outcome.cache_misses.as_ref().map(cache_report),
+        devices,
         scheduling: shared.then(|| scheduling(outcome)),
         idle_periods: (outcome.idle_periods.count() > 0).then(|| idle_report(&outcome.idle_periods)),
-        vms: vms.map(|(spec, vm)| vm_report(spec.workload, vm, outcome.wall_ps)).collect(),
+        vms: vms.map(|(name, vm)| vm_report(name, vm, outcome.wall_ps)).collect(),
     }
 }
 
@@ -290,7 +328,54 @@ fn vm_report(workload: String, vm: &VmOutcome, wall_ps: u64) -> VmReport {
         cpu_s: seconds(vm.cpu_ps()),
         steal_s: seconds(vm.total_ps(Account::Steal)),
         ledger: vm.ledger(wall_ps),
+        devices: vm.io.as_ref().map(|io| device_report(io, wall_ps)),
     }
+}
+
+fn device_report(io: &IoOutcome, wall_ps: u64) -> DeviceReport {
+    let latency = |latencies: &Latencies| LatencyReport {
+        count: latencies.count(),
+        per_s: latencies.count() as f64 * 1e12 / wall_ps.max(1) as f64,
+        mean_us: latencies.mean() as f64 / 1e6,
+        p95_us: latencies.percentile(95) as f64 / 1e6,
+        p99_us: latencies.percentile(99) as f64 / 1e6,
+    };
+    DeviceReport {
+        received_bytes: io.counts.received_bytes,
+        received_packets: io.counts.received_packets,
+        sent_bytes: io.counts.sent_bytes,
+        sent_packets: io.counts.sent_packets,
+        interrupts: io.counts.interrupts,
+        notifications: io.counts.notifications,
+        requests: latency(&io.latency),
+        disk_reads: io.counts.disk_reads,
+        disk_writes: io.counts.disk_writes,
+        disk_bytes: io.counts.disk_bytes,
+        disk: latency(&io.disk_latency),
+    }
+}
+
+fn device_page(devices: &DeviceReport, wall_s: f64) -> String {
+    if devices.interrupts == 0 {
+        return String::new();
+    }
+    let gbps = |bytes: u64| bytes as f64 * 8.0 / wall_s.max(1e-12) / 1e9;
+    let latency = |title: &str, of: &LatencyReport| match of.count {
+        0 => String::new(),
+        _ => format!(
+            "{title:22}{:.0}/s, {:.1} us on average, 95 % within {:.1}, 99 % within {:.1}\n",
+            of.per_s, of.mean_us, of.p95_us, of.p99_us
+        ),
+    };
+    format!(
+        "network               {:.3} Gb/s in, {:.3} Gb/s out; device interrupts {}, notifications {}\n{}{}",
+        gbps(devices.received_bytes),
+        gbps(devices.sent_bytes),
+        devices.interrupts,
+        devices.notifications,
+        latency("requests", &devices.requests),
+        latency("disk requests", &devices.disk),
+    )
 }
 
 fn page(report: &Report) -> String {
@@ -301,7 +386,7 @@ fn page(report: &Report) -> String {
             vmm.switches, vmm.preemptions, vmm.migrations, vmm.decisions, vmm.kicks
         )
     });
-    let vms: String = vms.iter().enumerate().map(|(number, vm)| vm_page(number, vm)).collect();
+    let vms: String = vms.iter().enumerate().map(|(number, vm)| vm_page(number, vm, report.wall_s)).collect();
     let deadlock = if report.deadlocked { "\nat its end every thread waited for another one" } else { "" };
     let machine = format!(
         "{}{deadlock}\nsimulated time        {:.6} s\nmean active CPUs      {:.2}\nidle transitions      {:.0}/s\n\
@@ -327,15 +412,17 @@ fn page(report: &Report) -> String {
     );
     let misses = report.cache_misses.as_ref().map_or_else(String::new, cache_page);
     let idle = report.idle_periods.as_ref().map_or_else(String::new, idle_page);
-    machine + &misses + &scheduling + &idle + &vms
+    let devices = report.devices.as_ref().map_or_else(String::new, |devices| device_page(devices, report.wall_s));
+    machine + &misses + &devices + &scheduling + &idle + &vms
 }
 
-fn vm_page(number: usize, vm: &VmReport) -> String {
-    let VmReport { workload, wall_s, runs, cpu_s, steal_s, ledger } = vm;
+fn vm_page(number: usize, vm: &VmReport, run_s: f64) -> String {
+    let VmReport { workload, wall_s, runs, cpu_s, steal_s, ledger, devices } = vm;
     let ended = if *runs == 0 { "not yet".to_owned() } else { format!("{runs} times, the last at {wall_s:.6} s") };
     format!(
         "\nVM {number}: {workload}\n{}\nprogram ended         {ended}\n\
-         CPU time              {cpu_s:.6} s, stolen {steal_s:.6} s\n",
+         CPU time              {cpu_s:.6} s, stolen {steal_s:.6} s\n{}",
         table::ledger(ledger),
+        devices.as_ref().map_or_else(String::new, |devices| device_page(devices, run_s)),
     )
 }

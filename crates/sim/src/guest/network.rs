@@ -358,7 +358,7 @@ impl World {
         let io = self.io();
         let sockets = io.sockets[vm].as_ref().expect("it sends");
         let (port, connections, card) = (sockets.port, sockets.connections.clone(), &io.cards[sockets.card]);
-        let most = card.packet * u64::from(card.batches.1);
+        let most = card.largest_piece();
         let of = &mut io.threads[t as usize];
         let begins = of.has == 0;
         if begins {
@@ -417,10 +417,10 @@ impl World {
     pub(crate) fn await_room(&mut self, c: usize, t: u32) {
         self.threads[t as usize].pc -= 1;
         let io = self.io();
-        let of = &mut io.threads[t as usize];
+        let of = &io.threads[t as usize];
         let connection = &mut io.connections[of.connection as usize];
-        // What is left is sent in any case: it is no new call.
-        if connection.has_room(of.has) || connection.unacknowledged == 0 {
+        let card = &io.cards[connection.card];
+        if connection.has_room(of.has.min(card.largest_piece())) {
             return self.fetch(c);
         }
         connection.writers.push_back(t);
