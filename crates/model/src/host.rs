@@ -266,6 +266,13 @@ pub struct PhysicalFunction {
     pub functions: Vec<VirtualFunction>,
 }
 
+impl PhysicalFunction {
+    /// Whether packets pass through it.
+    pub fn is_network(&self) -> bool {
+        !self.interfaces.is_empty() || self.class == "Ethernet controller" || self.class == "InfiniBand controller"
+    }
+}
+
 /// A virtual function.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VirtualFunction {

@@ -146,38 +146,50 @@ fn host_audit_at(audit: &HostAudit, width: u16) -> String {
     if let Some(why) = &audit.no_host {
         return format!("{why}\n");
     }
+    const ORDER: [Severity; 4] = [Severity::Act, Severity::Consider, Severity::Unknown, Severity::Fine];
+    let of = |severity| audit.findings.iter().filter(move |finding| finding.severity == severity);
     let mut table = new_table(width, &["", "knob", "what was found, and what follows"]);
-    let (fine, others): (Vec<&Finding>, Vec<&Finding>) =
-        audit.findings.iter().partition(|finding| finding.severity == Severity::Fine);
-    table.add_rows(others.into_iter().chain(fine).map(host_row));
+    for severity in ORDER {
+        let findings: Vec<&Finding> = of(severity).collect();
+        table.add_rows(findings.chunk_by(|a, b| is_same_advice(a, b)).map(host_row));
+    }
     let mut text = format!("{}\n", table.trim_fmt());
     if !audit.unreadable.is_empty() {
         text.push_str("\nnot readable by this user:\n");
         audit.unreadable.iter().for_each(|one| text.push_str(&format!("  {}: {}\n", one.path, one.why)));
     }
-    let count = |severity| audit.findings.iter().filter(|finding| finding.severity == severity).count();
+    let [act, consider, unknown, fine] = ORDER.map(|severity| of(severity).count());
     let _infallible = writeln!(
         text,
-        "\n{} to act on, {} to consider, {} fine, {} unknown; `muster host apply` sets what is to act on, `muster host apply \
-         KNOB` what is to consider",
-        count(Severity::Act),
-        count(Severity::Consider),
-        count(Severity::Fine),
-        count(Severity::Unknown)
+        "\n{act} to act on, {consider} to consider, {unknown} unknown, {fine} fine. `muster host apply` sets what is to act \
+         on,\n`muster host apply KNOB` also what that knob has to consider."
     );
     text
 }
 
-/// A finding: in one row, its advice a line each.
-fn host_row(finding: &Finding) -> [String; 3] {
-    let mut lines = vec![format!("{}: {}", finding.subject, finding.found), finding.reason.clone()];
-    lines.extend(finding.gain.as_ref().map(|gain| format!("gain: {gain}")));
-    lines.extend(finding.settings.iter().map(|setting| format!("sets: {setting}")));
-    let mut notes: Vec<&str> = finding.settings.iter().filter_map(|setting| setting.effect().note()).collect();
-    notes.dedup();
-    lines.extend(notes.into_iter().map(|note| format!("note: {note}")));
-    lines.extend(finding.by_hand.as_ref().map(|what| format!("by hand: {what}")));
-    lines.push(format!("see: {}", finding.sources.join("; ")));
+/// Whether two findings differ only in what they are about and what was found there, such as those of many VMs.
+fn is_same_advice(one: &Finding, other: &Finding) -> bool {
+    let advice = |finding: &Finding| Finding { subject: String::new(), found: String::new(), ..finding.clone() };
+    advice(one) == advice(other)
+}
+
+/// Findings of the same advice in one row, that advice a line each.
+fn host_row(findings: &[&Finding]) -> [String; 3] {
+    let finding = findings[0];
+    let mut lines: Vec<String> = findings.iter().map(|one| format!("{}: {}", one.subject, one.found)).collect();
+    let see = format!("see: {}", finding.sources.join("; "));
+    if finding.severity == Severity::Fine {
+        lines.push(format!("{} ({see})", finding.reason));
+    } else {
+        lines.push(finding.reason.clone());
+        lines.extend(finding.gain.as_ref().map(|gain| format!("gain: {gain}")));
+        lines.extend(finding.settings.iter().map(|setting| format!("sets: {setting}")));
+        let mut notes: Vec<&str> = finding.settings.iter().filter_map(|setting| setting.effect().note()).collect();
+        notes.dedup();
+        lines.extend(notes.into_iter().map(|note| format!("note: {note}")));
+        lines.extend(finding.by_hand.as_ref().map(|what| format!("by hand: {what}")));
+        lines.push(see);
+    }
     [finding.severity.name().to_owned(), finding.knob.name().to_owned(), lines.join("\n")]
 }
 
@@ -473,6 +485,7 @@ fn align_right(table: &mut Table, columns: &[usize]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use muster_model::host::{Effect, Knob, Setting, Unreadable};
     use muster_model::results::{HandoverCheck, Range, ResultFile};
 
     fn fixture(text: &str) -> ResultFile {
@@ -528,6 +541,51 @@ mod tests {
         let text = suite_at(&results, PLAIN_WIDTH);
         insta::assert_snapshot!("suite_in_tcg", text);
         assert!(text.lines().all(|line| line.chars().count() <= PLAIN_WIDTH.into()), "{text}");
+    }
+
+    #[test]
+    fn an_audit_says_first_what_to_act_on() {
+        let ple = Finding {
+            knob: Knob::Ple,
+            severity: Severity::Act,
+            subject: "kvm_intel.ple_gap".to_owned(),
+            found: "gap 0".to_owned(),
+            reason: "vCPUs that spin burn time".to_owned(),
+            gain: Some("14 %, only while overcommitted".to_owned()),
+            sources: vec!["Hardware Acceleration, section V.A, Figure 9".to_owned()],
+            settings: vec![Setting::Parameter {
+                module: "kvm_intel".to_owned(),
+                name: "ple_gap".to_owned(),
+                value: "128".to_owned(),
+                effect: Effect::NewVms,
+            }],
+            by_hand: None,
+        };
+        let vm = |name: &str, found: &str, severity| Finding {
+            knob: Knob::LargePages,
+            severity,
+            subject: format!("VM {name}"),
+            found: found.to_owned(),
+            reason: "the host gives none".to_owned(),
+            gain: None,
+            settings: Vec::new(),
+            by_hand: Some("restart it".to_owned()),
+            ..ple.clone()
+        };
+        let findings = vec![
+            vm("a", "90 % in large pages", Severity::Fine),
+            vm("b", "0 % in large pages", Severity::Consider),
+            vm("c", "1 % in large pages", Severity::Consider),
+            ple.clone(),
+        ];
+        let unreadable = vec![Unreadable { path: "/proc/7/smaps".to_owned(), why: "permission denied".to_owned() }];
+        let audit = HostAudit { no_host: None, findings, unreadable };
+        let text = host_audit_at(&audit, PLAIN_WIDTH);
+        insta::assert_snapshot!(text);
+        assert!(host_audit_at(&audit, 60).lines().take(20).all(|line| line.chars().count() <= 60));
+        let none =
+            HostAudit { no_host: Some("this is no KVM host".to_owned()), findings: Vec::new(), unreadable: Vec::new() };
+        assert_eq!(host_audit_at(&none, PLAIN_WIDTH), "this is no KVM host\n");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use muster_model::host::{Effect, Finding, HostFacts, Knob, Module, PageFacts, Se
 
 const THP: &str = "/sys/kernel/mm/transparent_hugepage";
 const THP_DOCUMENT: &str = "Documentation/admin-guide/mm/transhuge.rst";
-const LARGE_PAGES_GAIN: &str = "with EPT: 2 % (Kernel Build, UP guest), 3 % (vConsolidate, 1 CSU), 8 % (SPECjbb), 14 % \
-                                (WebBench)";
+const LARGE_PAGES_GAIN: &str = "2 % (Kernel Build, UP guest), 3 % (vConsolidate, 1 CSU), 8 % (SPECjbb), 14 % (WebBench), all on \
+                                top of EPT";
 /// A VM with less of its memory in huge pages than this has something to gain.
 const MOSTLY: f64 = 0.5;
 
@@ -138,7 +138,7 @@ fn vm_pages(vm: &VmFacts, pages: &PageFacts) -> Finding {
             .paper("section IV.B");
     }
     let reason = match (pages.thp.as_deref(), vm.vmm) {
-        (Some("never"), _) => "the host gives none (see above)",
+        (Some("never"), _) => "the host gives none, see transparent_hugepage/enabled",
         (Some("madvise"), Vmm::Qemu) => {
             "it may ask for them, so memory was fragmented when the guest touched it, the guest has touched little, or the \
              memory was set up otherwise"

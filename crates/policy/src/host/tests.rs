@@ -118,7 +118,10 @@ fn amd(facts: &mut HostFacts) {
 
 fn overcommitted(facts: &mut HostFacts) {
     facts.vms.push(VmFacts { cpu_pm: false, ..vm(300, &[0]) });
-    facts.vms.iter_mut().for_each(|vm| vm.cpu_pm = false);
+    for vm in &mut facts.vms {
+        vm.cpu_pm = false;
+        vm.vcpus.iter_mut().for_each(|vcpu| vcpu.allowed = CpuSet::first(4));
+    }
 }
 
 #[test]
