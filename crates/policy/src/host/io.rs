@@ -1,6 +1,6 @@
 //! Packets: the kernel's vhost, several queues, and virtual functions.
 
-use super::{More, finding, fine};
+use super::{More, finding, fine, of_vmm};
 use muster_model::host::{Finding, HostFacts, Knob, NicFacts, PhysicalFunction, Setting, Severity, VmFacts};
 
 const SRIOV_DOCUMENT: &str = "Documentation/PCI/pci-iov-howto.rst";
