@@ -1,8 +1,11 @@
 //! `muster sim`: simulates one experiment and prints its ledger.
 
+mod exits;
+
 use super::import::print_notes;
 use super::study::{input_error, print};
 use anyhow::Context;
+use exits::{ExitReport, SpinReport, WalkReport};
 use muster_model::study::{Experiment, VmScheduler};
 use muster_model::workload::Group;
 use muster_model::{Account, Ledger, ModelError, Profile, Workload, rtapp};
@@ -60,7 +63,13 @@ struct Report {
     migrations: u64,
     switches: u64,
     tlb_shootdowns: u64,
-    exits: Exits,
+    exits: BTreeMap<&'static str, ExitReport>,
+    /// Where page tables are simulated, walks through them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    page_walks: Option<WalkReport>,
+    /// Where waits for spin locks of guests' kernels are counted, how long they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spinning: Option<SpinReport>,
     mean_active_cpus: f64,
     deadlocked: bool,
     /// By group of the workload, over all its threads.
@@ -134,6 +143,7 @@ struct VmReport {
     runs: u32,
     cpu_s: f64,
     steal_s: f64,
+    exits: BTreeMap<&'static str, ExitReport>,
     ledger: Ledger,
     #[serde(skip_serializing_if = "Option::is_none")]
     devices: Option<DeviceReport>,
@@ -165,14 +175,6 @@ struct LatencyReport {
     mean_us: f64,
     p95_us: f64,
     p99_us: f64,
-}
-
-#[derive(Serialize)]
-struct Exits {
-    halt: u64,
-    ipi: u64,
-    interrupt: u64,
-    timer: u64,
 }
 
 /// Runs the command.
@@ -254,12 +256,9 @@ fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u6
         migrations: counters.migrations,
         switches: counters.switches,
         tlb_shootdowns: counters.shootdowns,
-        exits: Exits {
-            halt: counters.halt_exits,
-            ipi: counters.ipi_exits,
-            interrupt: counters.interrupt_exits,
-            timer: counters.timer_exits,
-        },
+        exits: exits::exits(&outcome.vms),
+        page_walks: outcome.paging.as_ref().map(exits::walks),
+        spinning: outcome.spins.as_ref().map(exits::spinning),
         mean_active_cpus: outcome.mean_active(),
         deadlocked: outcome.deadlocked,
         turns,
@@ -327,6 +326,7 @@ fn vm_report(workload: String, vm: &VmOutcome, wall_ps: u64) -> VmReport {
         runs: vm.runs,
         cpu_s: seconds(vm.cpu_ps()),
         steal_s: seconds(vm.total_ps(Account::Steal)),
+        exits: exits::exits(std::slice::from_ref(vm)),
         ledger: vm.ledger(wall_ps),
         devices: vm.io.as_ref().map(|io| device_report(io, wall_ps)),
     }
@@ -379,7 +379,7 @@ fn device_page(devices: &DeviceReport, wall_s: f64) -> String {
 }
 
 fn page(report: &Report) -> String {
-    let Report { exits, scheduling, vms, .. } = report;
+    let Report { scheduling, vms, .. } = report;
     let scheduling = scheduling.as_ref().map_or_else(String::new, |vmm| {
         format!(
             "vCPU switches         {}, preemptions {}, migrations {}\nVMM decisions         {}, kicks {}\n",
@@ -392,7 +392,7 @@ fn page(report: &Report) -> String {
         "{}{deadlock}\nsimulated time        {:.6} s\nmean active CPUs      {:.2}\nidle transitions      {:.0}/s\n\
          wake-ups              {}\nlock wake-up latency  {:.2} us\nIPIs                  {}\nexceptions            {}\n\
          migrations            {}\ncontext switches      {}\nTLB shootdowns        {}\n\
-         VM exits              HLT {}, IPI {}, interrupt {}, timer {}\nevents                {}\n",
+         VM exits              {}\nevents                {}\n",
         table::ledger(&report.ledger),
         report.wall_s,
         report.mean_active_cpus,
@@ -404,25 +404,25 @@ fn page(report: &Report) -> String {
         report.migrations,
         report.switches,
         report.tlb_shootdowns,
-        exits.halt,
-        exits.ipi,
-        exits.interrupt,
-        exits.timer,
+        exits::line(&report.exits),
         report.events,
     );
+    let walks = report.page_walks.as_ref().map_or_else(String::new, WalkReport::line);
+    let spinning = report.spinning.as_ref().map_or_else(String::new, SpinReport::line);
     let misses = report.cache_misses.as_ref().map_or_else(String::new, cache_page);
     let idle = report.idle_periods.as_ref().map_or_else(String::new, idle_page);
     let devices = report.devices.as_ref().map_or_else(String::new, |devices| device_page(devices, report.wall_s));
-    machine + &misses + &devices + &scheduling + &idle + &vms
+    machine + &walks + &spinning + &misses + &devices + &scheduling + &idle + &vms
 }
 
 fn vm_page(number: usize, vm: &VmReport, run_s: f64) -> String {
-    let VmReport { workload, wall_s, runs, cpu_s, steal_s, ledger, devices } = vm;
+    let VmReport { workload, wall_s, runs, cpu_s, steal_s, exits, ledger, devices } = vm;
     let ended = if *runs == 0 { "not yet".to_owned() } else { format!("{runs} times, the last at {wall_s:.6} s") };
     format!(
         "\nVM {number}: {workload}\n{}\nprogram ended         {ended}\n\
-         CPU time              {cpu_s:.6} s, stolen {steal_s:.6} s\n{}",
+         CPU time              {cpu_s:.6} s, stolen {steal_s:.6} s\nVM exits              {}\n{}",
         table::ledger(ledger),
+        exits::line(exits),
         devices.as_ref().map_or_else(String::new, |devices| device_page(devices, run_s)),
     )
 }
