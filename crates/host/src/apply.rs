@@ -267,7 +267,7 @@ pub fn carry_out(tree: &Tree, plan: &Plan) -> Result<Vec<Made>> {
     let _guardian = guardian::spawn(&directory, &run)?;
     let journal = Journal::create_about(directory, &run, Some(&crate::about(tree)))?;
     let made = all_steps(tree, plan, &journal, &ended).and_then(|made| Ok(journal.keep().map(|()| made)?));
-    made.map_err(|cause| Error::Undone { cause: Box::new(cause), report: journal.restore() })
+    made.map_err(|cause| Error::Undone { cause: Box::new(cause), report: Box::new(journal.restore()) })
 }
 
 fn all_steps(tree: &Tree, plan: &Plan, journal: &Journal, ended: &Ended) -> Result<Vec<Made>> {
