@@ -4,7 +4,7 @@
 //! the way leaves a journal that the guardian, the next start of muster, or `muster undo` puts back.
 
 use crate::error::{Error, Result};
-use crate::pci::DEVICES;
+use crate::pci::{DEVICES, functions_of};
 use crate::tree::Tree;
 use muster_model::host::{HostFacts, Module, Setting};
 use muster_undo::{Directory, Journal, guardian, new_run_id, reads_as, recover};
@@ -154,6 +154,11 @@ impl Plan {
     }
 
     fn driver(&mut self, tree: &Tree, device: &str, driver: Option<&str>) -> Result<()> {
+        let made =
+            |step: &Step| matches!(step, Step::Functions { device: other, count } if other == device && *count > 0);
+        if functions_of(tree, device).is_some_and(|functions| functions.is_empty()) && !self.steps.iter().any(made) {
+            return Err(Error::Request(format!("{device} has no virtual functions; `--vfs {device}=N` makes some")));
+        }
         if let Some(driver) = driver {
             let load = Step::Load { module: driver.to_owned(), parameters: BTreeMap::new() };
             if !tree.has(&format!("/sys/bus/pci/drivers/{driver}")) && !self.steps.contains(&load) {
@@ -261,14 +266,8 @@ pub fn carry_out(tree: &Tree, plan: &Plan) -> Result<Vec<Made>> {
     let run = new_run_id().map_err(|source| Error::Io { doing: "tell this process from others", source })?;
     let _guardian = guardian::spawn(&directory, &run)?;
     let journal = Journal::create_about(directory, &run, Some(&crate::about(tree)))?;
-    let made = all_steps(tree, plan, &journal, &ended);
-    match made {
-        Ok(made) => {
-            journal.keep()?;
-            Ok(made)
-        }
-        Err(cause) => Err(Error::Undone { cause: Box::new(cause), report: journal.restore() }),
-    }
+    let made = all_steps(tree, plan, &journal, &ended).and_then(|made| Ok(journal.keep().map(|()| made)?));
+    made.map_err(|cause| Error::Undone { cause: Box::new(cause), report: Box::new(journal.restore()) })
 }
 
 fn all_steps(tree: &Tree, plan: &Plan, journal: &Journal, ended: &Ended) -> Result<Vec<Made>> {
@@ -289,20 +288,8 @@ fn all_steps(tree: &Tree, plan: &Plan, journal: &Journal, ended: &Ended) -> Resu
 /// A physical function stands for the virtual ones that it has by now.
 fn expanded(tree: &Tree, step: &Step) -> Vec<Step> {
     let Step::Bind { device, driver } = step else { return vec![step.clone()] };
-    let place = format!("{DEVICES}/{device}");
-    if !tree.has(&format!("{place}/sriov_totalvfs")) {
-        return vec![step.clone()];
-    }
-    let mut links: Vec<(u64, String)> = tree
-        .names(&place)
-        .iter()
-        .filter_map(|name| {
-            let index = name.strip_prefix("virtfn")?.parse().ok()?;
-            Some((index, tree.link_name(&format!("{place}/{name}"))?))
-        })
-        .collect();
-    links.sort();
-    links.into_iter().map(|(_, device)| Step::Bind { device, driver: driver.clone() }).collect()
+    let Some(functions) = functions_of(tree, device) else { return vec![step.clone()] };
+    functions.into_iter().map(|device| Step::Bind { device, driver: driver.clone() }).collect()
 }
 
 fn one_step(tree: &Tree, step: &Step, journal: &Journal) -> Result<()> {

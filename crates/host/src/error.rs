@@ -57,7 +57,7 @@ pub enum Error {
         /// What went wrong.
         cause: Box<Error>,
         /// What was put back.
-        report: Report,
+        report: Box<Report>,
     },
 }
 

@@ -12,22 +12,11 @@ pub(crate) fn read(tree: &Tree) -> Vec<PhysicalFunction> {
 /// The device if it can have virtual functions.
 fn physical_function(tree: &Tree, address: String) -> Option<PhysicalFunction> {
     let place = format!("{DEVICES}/{address}");
-    if !tree.has(&format!("{place}/sriov_totalvfs")) {
-        return None;
-    }
+    let functions = functions_of(tree, &address)?;
     let total = tree.value(&format!("{place}/sriov_totalvfs")).filter(|&total| total > 0)?;
     let hex = |file: &str| {
         tree.word(&format!("{place}/{file}")).map(|text| text.trim_start_matches("0x").to_owned()).unwrap_or_default()
     };
-    let mut functions: Vec<(u64, VirtualFunction)> = tree
-        .names(&place)
-        .iter()
-        .filter_map(|name| {
-            let index = name.strip_prefix("virtfn")?.parse().ok()?;
-            Some((index, virtual_function(tree, tree.link_name(&format!("{place}/{name}"))?)))
-        })
-        .collect();
-    functions.sort_by_key(|(index, _)| *index);
     Some(PhysicalFunction {
         id: format!("{}:{}", hex("vendor"), hex("device")),
         class: class(&hex("class")),
@@ -38,9 +27,25 @@ fn physical_function(tree: &Tree, address: String) -> Option<PhysicalFunction> {
         autoprobe: tree.word(&format!("{place}/sriov_drivers_autoprobe")).map(|word| word == "1"),
         // -1 where the machine does not say.
         node: tree.word(&format!("{place}/numa_node")).and_then(|node| node.parse().ok()),
-        functions: functions.into_iter().map(|(_, function)| function).collect(),
+        functions: functions.into_iter().map(|function| virtual_function(tree, function)).collect(),
         address,
     })
+}
+
+/// The addresses of a device's virtual functions, in their order; `None` for a device that can have none.
+pub(crate) fn functions_of(tree: &Tree, address: &str) -> Option<Vec<String>> {
+    let place = format!("{DEVICES}/{address}");
+    if !tree.has(&format!("{place}/sriov_totalvfs")) {
+        return None;
+    }
+    let names = tree.names(&place);
+    let functions = names.iter().filter_map(|name| {
+        let index = name.strip_prefix("virtfn")?.parse().ok()?;
+        Some((index, tree.link_name(&format!("{place}/{name}"))?))
+    });
+    let mut functions: Vec<(u64, String)> = functions.collect();
+    functions.sort();
+    Some(functions.into_iter().map(|(_, function)| function).collect())
 }
 
 fn virtual_function(tree: &Tree, address: String) -> VirtualFunction {

@@ -54,6 +54,7 @@ fn a_machine_without_kvm_gets_one_line() {
     for (tree, expected) in [
         (trees::NO_KVM.to_owned(), "there is no /dev/kvm"),
         (trees::with(trees::NO_KVM, &["/proc/cpuinfo = flags : fpu vmx"]), "neither kvm_intel nor kvm_amd is loaded"),
+        (trees::with(trees::NO_KVM, &["/proc/cpuinfo = Features : fp asimd"]), "no flags of an x86 CPU"),
         (trees::with(trees::NO_KVM, &["/dev/kvm = a device", "/sys/module/kvm_pvm/parameters/verbose = N"]), "kvm_pvm"),
     ] {
         let audit = audit_of(&tree);

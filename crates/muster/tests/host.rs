@@ -184,6 +184,7 @@ fn bad_requests_exit_2_and_change_nothing() {
         (&["--vfs", "0000:99:00.0=1"], "allowed: 0000:03:00.0"),
         (&["--bind", "0000:03:10.2=nosuch"], "driver nosuch is not loaded"),
         (&["--bind", "0000:03:10.2=../../x"], "no name of a driver"),
+        (&["--bind", "0000:03:00.1"], "has no virtual functions"),
         (&["--irq", "9=99"], "online: 0-7"),
         (&["--irq", "9999=1"], "no interrupt 9999"),
         (&["no-such-knob"], "possible values"),

@@ -70,7 +70,7 @@ struct Inner {
     file: File,
     length_bytes: u64,
     pending: Pending,
-    /// Restored: nothing may be recorded any more.
+    /// Restored or kept: nothing may be recorded any more.
     closed: bool,
 }
 
@@ -145,7 +145,7 @@ impl Journal {
         let mut inner = self.inner();
         let refused = |why| Error::Refused { what: restore::name(change), why };
         if inner.closed {
-            return Err(refused("the journal has been restored and is closed".to_owned()));
+            return Err(refused("the journal has been restored or kept, and is closed".to_owned()));
         }
         let place = inner.pending.place(change).map_err(refused)?;
         let id = match place {
@@ -243,8 +243,11 @@ impl Journal {
     ///
     /// # Errors
     /// When the journal cannot be written: then nothing is kept.
-    pub fn keep(self) -> Result<()> {
-        self.inner().append(&Line::Kept { kept: true }).map_err(Error::io("write", &self.path))
+    pub fn keep(&self) -> Result<()> {
+        let mut inner = self.inner();
+        inner.append(&Line::Kept { kept: true }).map_err(Error::io("write", &self.path))?;
+        inner.closed = true;
+        Ok(())
     }
 
     /// Notes that an entry is undone, by other means than this crate.

@@ -55,6 +55,9 @@ fn no_host(facts: &HostFacts) -> Option<String> {
     if hardware(facts).is_some() || !facts.vms.is_empty() {
         return None;
     }
+    if facts.flags.is_empty() {
+        return Some("this is no KVM host that muster knows: /proc/cpuinfo shows no flags of an x86 CPU".to_owned());
+    }
     let can = ["vmx", "svm"].into_iter().find(|flag| has_flag(facts, flag));
     let others: Vec<&str> = facts.kvm.modules.iter().map(|module| module.name.as_str()).collect();
     Some(match can {

@@ -225,7 +225,7 @@ const CASES: &[Case] = &[
         },
         Knob::Ple,
         Severity::Act,
-        &["kvm_amd.pause_filter_thresh = 128", "kvm_amd.pause_filter_count = 3000"],
+        &["kvm_amd.pause_filter_count = 3000"],
     ),
     (
         "a window that never grows",

@@ -90,13 +90,10 @@ fn spinning(facts: &HostFacts, module: &Module) -> Finding {
             if !has_flag(facts, names.flag) {
                 return finding.by_hand(format!("the CPUs do not show the flag `{}`", names.flag));
             }
-            let finding = finding.setting(parameter(module, names.gap, names.default_gap, Effect::NewVms));
-            match number(module, names.window) {
-                Some(0) | None => {
-                    finding.setting(parameter(module, names.window, names.default_window, Effect::NewVms))
-                }
-                Some(_) => finding,
-            }
+            let defaults = [(names.gap, names.default_gap), (names.window, names.default_window)];
+            let missing = defaults.into_iter().filter(|(name, _)| number(module, name) == Some(0));
+            missing
+                .fold(finding, |finding, (name, value)| finding.setting(parameter(module, name, value, Effect::NewVms)))
         }
     }
 }
