@@ -96,7 +96,7 @@ impl Netperf {
 
 /// netperf's TCP_STREAM towards so many guests.
 fn netperf(path: Path, back_end: BackEnd, count: usize) -> Netperf {
-    let receive = workload(r#"{"receive":{"bytes":87380}}"#, 60);
+    let receive = workload(r#"{"receive":{"bytes":87380}}"#, 300);
     Netperf::of(&run(&guests(&network(path, stream_in()), count, back_end), &receive), count)
 }
 
@@ -159,7 +159,7 @@ fn every_request_is_answered_and_waits_for_what_lies_between() {
         let mut experiment = guests(&network(path, requests(think_us)), 1, BackEnd::Multi);
         (experiment.cores, experiment.threads) = (2, Some(8));
         experiment.nics[0].moderation = Moderation::PerSecond(50_000);
-        let io = run(&experiment, &workload(SERVER, 60)).vms[0].io.clone().unwrap();
+        let io = run(&experiment, &workload(SERVER, 300)).vms[0].io.clone().unwrap();
         let (counts, latency) = (io.counts, io.latency);
         assert_eq!(latency.count(), counts.requests);
         assert!(counts.sent_bytes >= 20_000 * counts.requests && counts.sent_bytes <= 20_000 * (counts.requests + 8));
@@ -170,8 +170,9 @@ fn every_request_is_answered_and_waits_for_what_lies_between() {
     for path in [Path::Pv, Path::Vf] {
         let (few, busy) = (answered(path, 5_000), answered(path, 0));
         // Eight clients, each with a request every 5 ms and a bit.
-        assert!((80..=100).contains(&few.0.requests), "{few:?}");
-        assert!(busy.0.requests > 10 * few.0.requests && busy.1.mean() > few.1.mean(), "{few:?} {busy:?}");
+        assert!((400..=530).contains(&few.0.requests), "{:?}", few.0);
+        let means = (few.1.mean(), busy.1.mean());
+        assert!(busy.0.requests > 10 * few.0.requests && means.1 > means.0, "{:?} {:?} {means:?}", few.0, busy.0);
         assert_eq!(few.0.notifications > 0, path == Path::Pv, "only a front end has somebody to tell");
     }
     let [pv, vf] = [Path::Pv, Path::Vf].map(|path| answered(path, 5_000).1.mean());
@@ -187,13 +188,13 @@ fn the_machine_itself_needs_nobody_between() {
         devices: network(Path::Native, Client::StreamIn { connections: 8, window_bytes: 262_144 }),
         ..Experiment::new(Environment::Native, 8)
     };
-    let receive = workload(r#"{"receive":{"bytes":87380}}"#, 60);
+    let receive = workload(r#"{"receive":{"bytes":87380}}"#, 300);
     let native = Netperf::of(&run(&experiment, &receive), 1);
     assert!(native.gbps > 0.98 * LINE, "{native:?}");
     let vf = netperf(Path::Vf, BackEnd::Multi, 8);
     assert!(native.all() < vf.all(), "no exits: {native:?} {vf:?}");
     experiment.devices.network.as_mut().unwrap().client = Client::StreamOut { connections: 8, window_bytes: 262_144 };
-    let out = run(&experiment, &workload(r#"{"send":{"bytes":65536}}"#, 60));
+    let out = run(&experiment, &workload(r#"{"send":{"bytes":65536}}"#, 300));
     let sent = out.vms[0].io.as_ref().unwrap().counts.sent_bytes as f64 * 8.0 / (out.wall_ps as f64 / 1e3);
     assert!(sent > 0.98 * LINE && out.busy_ps() < 8 * out.wall_ps, "{sent}");
 }
@@ -202,7 +203,7 @@ fn the_machine_itself_needs_nobody_between() {
 fn what_a_near_cpu_has_copied_is_copied_faster() {
     let guest_ns = |profile: &Profile| {
         let experiment = guests(&network(Path::Pv, stream_in()), 1, BackEnd::Multi);
-        let receive = workload(r#"{"receive":{"bytes":87380}}"#, 60);
+        let receive = workload(r#"{"receive":{"bytes":87380}}"#, 300);
         let outcome = Simulation::of_vms(&experiment, profile, &[&receive], None).unwrap().run().unwrap();
         let bytes = outcome.vms[0].io.as_ref().unwrap().counts.received_bytes;
         outcome.vms[0].cpu_ps() as f64 / bytes as f64
@@ -223,7 +224,7 @@ fn disks_do_what_they_can_and_pv_adds_its_way() {
         if path == Path::Native {
             (experiment.environment, experiment.service, experiment.pcpus) = (Environment::Native, None, None);
         }
-        let outcome = run(&experiment, &workload(phase, 100));
+        let outcome = run(&experiment, &workload(phase, 1000));
         let io = outcome.vms[0].io.clone().unwrap();
         let done = (io.counts.disk_reads + io.counts.disk_writes) as f64 / (outcome.wall_ps as f64 / 1e12);
         (done, io.disk_latency.mean() as f64 / 1e6)

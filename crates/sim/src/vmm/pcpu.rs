@@ -181,12 +181,12 @@ impl World {
 
     /// All vCPUs start, as if each had got its start-up interrupt. Those of several VMs come one by one within a turn of all of
     /// them: a machine has not started its VMs all at once, and a VM whose vCPUs take their turns in step on all pCPUs never
-    /// waits for one of its own that is preempted.
+    /// waits for one of its own that is preempted. The service VM has been there before all others.
     pub(crate) fn start_vcpus(&mut self) {
         let apart = self.vms.len() > 1;
         let turn = self.vcpus.len().div_ceil(self.pcpus.len()) as u64 * credit::SLICE_NS;
         for c in 0..self.vcpus.len() {
-            if apart {
+            if apart && !self.vm(c).is_service {
                 let later = self.timer_random[c].duration(Duration::Uniform { min: 0, max: turn });
                 self.queue.schedule(slot_of(c, kind::RESCHEDULE), later);
                 continue;
