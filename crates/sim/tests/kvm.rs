@@ -160,6 +160,28 @@ fn hardware_that_delivers_interrupts_saves_exits() {
     assert_close(avic.0 as f64, posted.0 as f64, 0.05);
 }
 
+/// Threads that wake each other on all vCPUs at once contend for run queues, whose locks' holders are preempted: who waits for long
+/// halts and leaves its pCPU to others, the holder among them.
+#[test]
+fn waiters_for_a_preempted_lock_holder_halt() {
+    let wakes = workload(
+        r#"{"name":"gives","count":"threads","phases":[{"loop":{"times":400,"phases":[
+               {"run":{"ns":{"exponential":{"mean":30000}}}},{"wake":{"condition":"c"}},{"touch-memory":{"pages":20}},{"unmap":{"pages":20}}]}}]},
+           {"name":"takes","count":"threads","phases":[{"loop":{"times":400,"phases":[
+               {"wait":{"condition":"c"}},{"run":{"ns":{"exponential":{"mean":30000}}}}]}}]}"#,
+    );
+    let run = |pv_unhalt| {
+        let mut crowded = host(8, 8, Kvm { pv_unhalt, ..Kvm::default() });
+        crowded.vms = vec![company(8), company(8)];
+        run(&crowded, &wakes, &[busy(1000), busy(1000)])
+    };
+    let (with, without) = (run(true), run(false));
+    assert!(with.vms[0].counters.lock_halts > 10, "{}", with.vms[0].counters.lock_halts);
+    assert_eq!(without.vms[0].counters.lock_halts, 0);
+    let spun = |outcome: &Outcome| outcome.vms[0].counters.spun_ps;
+    assert!(spun(&with) * 2 < spun(&without), "{} {}", spun(&with), spun(&without));
+}
+
 /// Windows ticks 64 times a second whatever it does; Linux does not when it has nothing to do.
 #[test]
 fn every_vm_has_a_kernel_of_its_own() {

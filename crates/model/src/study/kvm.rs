@@ -29,6 +29,8 @@ pub struct Kvm {
     pub halt_poll_ns_grow_start: u64,
     /// `halt_poll_ns_shrink`: divisor of the window when a halt was longer than the longest; 0 shrinks to nothing.
     pub halt_poll_ns_shrink: u64,
+    /// KVM_FEATURE_PV_UNHALT: a vCPU that waits for long for a spin lock of its kernel halts, and is kicked when it has it.
+    pub pv_unhalt: bool,
     /// KVM_FEATURE_PV_TLB_FLUSH: a vCPU that is off its pCPU is not interrupted by a TLB shootdown, and drops its translations
     /// when it comes back.
     pub pv_tlb_flush: bool,
@@ -47,6 +49,7 @@ impl Default for Kvm {
             halt_poll_ns_grow: 2,
             halt_poll_ns_grow_start: 10_000,
             halt_poll_ns_shrink: 2,
+            pv_unhalt: true,
             pv_tlb_flush: true,
             pv_ipi: true,
             apic: Apic::Posted,
@@ -62,6 +65,7 @@ impl Kvm {
         halt_poll_ns_grow: 0,
         halt_poll_ns_grow_start: 0,
         halt_poll_ns_shrink: 0,
+        pv_unhalt: false,
         pv_tlb_flush: false,
         pv_ipi: false,
         apic: Apic::Emulated,

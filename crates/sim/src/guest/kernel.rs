@@ -77,8 +77,14 @@ impl Kernel {
     };
 
     /// A Linux of today as a guest: 250 Hz and no tick in idle, as Debian's and Ubuntu's kernels are configured. Its fair scheduler
-    /// is taken to be 3.2's.
-    pub const LINUX_6: Self = Self { knows_kvm: true, reads_tsc: true, ..Self::LINUX_3_2 };
+    /// is taken to be 3.2's. Its run queues and zones lie under locks.
+    pub const LINUX_6: Self = Self {
+        knows_kvm: true,
+        reads_tsc: true,
+        run_queues_have_locks: true,
+        zones_have_locks: true,
+        ..Self::LINUX_3_2
+    };
 
     /// Windows Server 2003: its clock interrupt comes 64 times a second whatever a CPU does (the multiprocessor HAL runs the
     /// real-time clock at that rate), and its idle loop halts. Its dispatcher is taken to be Linux 3.2's scheduler: such VMs have one

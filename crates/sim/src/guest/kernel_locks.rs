@@ -113,6 +113,16 @@ impl Underway {
     }
 }
 
+impl Underway {
+    /// The lock that it waits for, where it waits.
+    pub(crate) fn waits_for(&self) -> Option<LockId> {
+        match self.plan.acts().get(usize::from(self.next).checked_sub(1)?) {
+            Some(&Act::Take(lock)) => Some(lock),
+            _ => None,
+        }
+    }
+}
+
 impl Default for Underway {
     fn default() -> Self {
         Self::new()
@@ -259,6 +269,7 @@ impl World {
         self.underway(c, |underway| underway.asked = now);
         self.disturb_queue(id, pcpu);
         self.shared.lines.add_misses(Cause::Guest, 3);
+        self.spinning_mut().spun[c] = 0;
         self.spinning_mut().queue(id).push_back(c as u32);
         self.queue_on(c);
         false
@@ -284,6 +295,12 @@ impl World {
         let pcpu = self.vcpus[next].pcpu as usize;
         let has_it = lock.hand_over(&mut self.shared.lines, pcpu, spinning.looks_of(others));
         self.disturb_queue(id, self.vcpus[c].pcpu as usize);
+        let kick = self.pv_kick(next, c);
+        self.underway(c, |underway| {
+            underway.then.rest += kick.time;
+            underway.then.parts.add_all(&kick.parts);
+            underway.then.parts.add(Account::VmmScheduler, kick.time - kick.parts.total());
+        });
         self.let_have(next, has_it - self.now);
     }
 

@@ -116,6 +116,8 @@ pub struct Vcpu {
     pub flush_at_entry: bool,
     /// The IPI that it is writing exits.
     pub ipi_exits: bool,
+    /// Stopped while it waits for a lock, it has halted until that is its.
+    pub pv_halted: bool,
     /// While it is in a plan: this is not its thread's.
     pub is_aside: bool,
     /// The event that is pending is the end of the hardware's patience with a loop of PAUSE.
@@ -157,6 +159,7 @@ impl Vcpu {
             polled_from: 0,
             flush_at_entry: false,
             ipi_exits: false,
+            pv_halted: false,
             is_aside: false,
             ple_armed: false,
         }

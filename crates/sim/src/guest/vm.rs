@@ -61,6 +61,8 @@ counters! {
     host_poll_hits: u64,
     /// Translations dropped at a vCPU's return to a pCPU and not by an interrupt.
     deferred_flushes: u64,
+    /// Halts of waiters for a spin lock of the kernel.
+    lock_halts: u64,
     /// VM exits by loops of PAUSE.
     pause_exits: u64,
     /// Those after which another vCPU ran.

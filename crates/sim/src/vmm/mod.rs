@@ -9,6 +9,7 @@ pub mod pcpu;
 pub mod ple;
 pub mod pm_timer;
 pub mod preempt;
+pub mod pv_locks;
 pub mod scheduler;
 pub mod service;
 pub mod shadow;

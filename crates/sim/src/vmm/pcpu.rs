@@ -45,6 +45,8 @@ pub mod softirq {
     pub const ACCOUNT: u8 = 4;
     /// Look for what to run.
     pub const SCHEDULE: u8 = 8;
+    /// The vCPU that is there has halted while it waits for a lock.
+    pub const BLOCK: u8 = 16;
 }
 
 /// A vCPU as the VMM sees it.
@@ -126,7 +128,7 @@ impl World {
         let vcpu = &self.vcpus[c];
         if self.pcpus[vcpu.pcpu as usize].current == c as u32 {
             RunState::Running
-        } else if vcpu.state == VcpuState::Halted {
+        } else if vcpu.state == VcpuState::Halted || vcpu.pv_halted {
             RunState::Blocked
         } else {
             RunState::Runnable
@@ -143,10 +145,15 @@ impl World {
         self.pcpus[p].state = PcpuState::Vmm;
         self.pcpus[p].softirqs |= softirq::SCHEDULE;
         if self.scheduler.decides() {
-            let now_ns = self.now / NS;
-            self.decide(p, |scheduler, _| scheduler.block(c, now_ns));
+            self.block_in_scheduler(c, p);
         }
         self.do_softirqs(p);
+    }
+
+    /// The scheduler hears that the vCPU on a pCPU has nothing to do; what that takes.
+    pub(super) fn block_in_scheduler(&mut self, c: usize, p: usize) -> Cost {
+        let now_ns = self.now / NS;
+        self.decide(p, |scheduler, _| scheduler.block(c, now_ns))
     }
 
     /// An interrupt for a halted vCPU comes to the pCPU on which that was last.
@@ -164,7 +171,8 @@ impl World {
     /// VMM's scheduler takes for that.
     pub(crate) fn post(&mut self, c: usize, bits: u8, by: usize) -> Cost {
         self.vcpus[c].pending |= bits;
-        if self.run_state(c) != RunState::Blocked {
+        // One that has halted for a lock has its interrupts off.
+        if self.run_state(c) != RunState::Blocked || self.vcpus[c].pv_halted {
             return Cost::default();
         }
         self.unhalt(c);
@@ -302,6 +310,9 @@ impl World {
     /// What a pCPU has to do for the scheduler before it looks for what to run; what that takes.
     fn ask_scheduler(&mut self, p: usize, softirqs: u8) -> Cost {
         let mut cost = Cost::default();
+        if softirqs & softirq::BLOCK != 0 {
+            cost += self.pv_block(p);
+        }
         if softirqs & softirq::WAKE != 0 {
             let mut woken = std::mem::take(&mut self.pcpus[p].woken);
             woken.drain(..).for_each(|c| cost += self.wake_vcpu(c as usize, p));
@@ -331,7 +342,7 @@ impl World {
     // ---- decisions ----
 
     /// The VMM makes a vCPU runnable; what that costs the pCPU `by`, which does it.
-    fn wake_vcpu(&mut self, c: usize, by: usize) -> Cost {
+    pub(super) fn wake_vcpu(&mut self, c: usize, by: usize) -> Cost {
         let now_ns = self.now / NS;
         let cost = self.decide(by, |scheduler, _| scheduler.wake(c, by, now_ns));
         self.end_poll_before(c);
@@ -348,7 +359,9 @@ impl World {
     fn schedule_pcpu(&mut self, p: usize) -> Cost {
         let (next, mut cost) = match self.scheduler {
             VmmScheduler::Credit(_) | VmmScheduler::Eevdf(_) => self.next_vcpu(p),
-            VmmScheduler::Pinned if self.vcpus[p].state == VcpuState::Halted => (NONE, Cost::default()),
+            VmmScheduler::Pinned if self.vcpus[p].state == VcpuState::Halted || self.vcpus[p].pv_halted => {
+                (NONE, Cost::default())
+            }
             VmmScheduler::Pinned => (p as u32, Cost::default()),
         };
         let last = std::mem::replace(&mut self.pcpus[p].current, next);
@@ -358,6 +371,7 @@ impl World {
         }
         if let Some(left) = self.vcpus.get(last as usize)
             && left.state != VcpuState::Halted
+            && !left.pv_halted
         {
             self.scheduling.preemptions += 1;
             self.vms[left.vm as usize].counters.yields += u64::from(yields);

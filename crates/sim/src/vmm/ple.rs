@@ -21,7 +21,7 @@ use crate::guest::kernel_locks::{LockId, Underway};
 use crate::guest::vcpu::VcpuState;
 use crate::vmm::pcpu::{PcpuState, RunState, softirq};
 use crate::world::{World, kind, slot_of};
-use muster_model::study::{Experiment, Pin, Ple, PleKind, SpinLocks, Yield};
+use muster_model::study::{Experiment, GuestKernel, Pin, Ple, PleKind, SpinLocks, Yield};
 use muster_model::{Account, Distance, ModelError, Profile};
 use muster_policy::ple::{DirectedYield, ExitRate, Waits, Window, WindowConfig, Yielded};
 use std::collections::VecDeque;
@@ -61,6 +61,7 @@ struct Run {
     class: usize,
     /// Between two PAUSEs.
     spacing: Ps,
+    begun: Ps,
     /// Since when it has been one loop to a gap that bridges no line's way, ways up to the first distance, and so on.
     since: [Ps; WAYS + 1],
 }
@@ -86,6 +87,9 @@ pub struct Spinning {
     /// When each asked for the lock that its thread spins for.
     asked: Vec<Ps>,
     windows: Vec<Window>,
+    /// By vCPU, how long it has spun for the lock that it waits for, and when it halts.
+    pub(crate) spun: Vec<Ps>,
+    patience: Vec<Ps>,
     /// By VM, its first vCPU and whom it yields to.
     directed: Vec<(usize, DirectedYield)>,
     waits: Waits,
@@ -146,7 +150,7 @@ impl Spinning {
         let config = window_config(&ple);
         let mut spinning = Self {
             ple,
-            is_queued: experiment.spin_locks == Some(SpinLocks::Queued),
+            is_queued: experiment.spin_locks.unwrap_or(usual_locks(experiment)) == SpinLocks::Queued,
             cycle,
             pause_loop,
             gap: (f64::from(ple.gap) * cycle) as Ps,
@@ -157,6 +161,8 @@ impl Spinning {
             runs: vec![Run::default(); vcpus],
             asked: vec![0; vcpus],
             windows: vec![Window::new(&config); vcpus],
+            spun: vec![0; vcpus],
+            patience: vec![Ps::MAX; vcpus],
             directed: vms.iter().map(|vm| (vm.start, DirectedYield::new(vm.len()))).collect(),
             waits: Waits::default(),
             exits: [[0; WAYS + 1]; 2 * LOOPS],
@@ -171,14 +177,23 @@ impl Spinning {
         self.is_queued
     }
 
-    /// The vCPUs that wait for a lock.
-    pub(crate) fn queue(&mut self, lock: LockId) -> &mut VecDeque<u32> {
-        let index = match lock {
+    fn index_of(&self, lock: LockId) -> usize {
+        match lock {
             LockId::Queue(c) => c as usize,
             LockId::Zone(zone) => self.vcpus + 2 * zone as usize,
             LockId::Lru(zone) => self.vcpus + 2 * zone as usize + 1,
-        };
+        }
+    }
+
+    /// The vCPUs that wait for a lock.
+    pub(crate) fn queue(&mut self, lock: LockId) -> &mut VecDeque<u32> {
+        let index = self.index_of(lock);
         &mut self.queues[index]
+    }
+
+    /// The same, to be looked at.
+    pub(crate) fn queue_of(&self, lock: LockId) -> &VecDeque<u32> {
+        &self.queues[self.index_of(lock)]
     }
 
     /// How many of those that wait behind read the word when it is handed over.
@@ -225,6 +240,14 @@ impl Spinning {
     }
 }
 
+/// Linux has queued locks from 4.2 on.
+fn usual_locks(experiment: &Experiment) -> SpinLocks {
+    match experiment.kernel {
+        Some(GuestKernel::Linux6) => SpinLocks::Queued,
+        _ => SpinLocks::Ticket,
+    }
+}
+
 fn window_config(ple: &Ple) -> WindowConfig {
     WindowConfig { base: ple.window, grow: ple.grow, shrink: ple.shrink, max: ple.window_max }
 }
@@ -268,16 +291,25 @@ impl World {
         let class = 2 * which as usize + usize::from(spacing > turn);
         let now = self.now;
         let spinning = self.spinning_mut();
-        spinning.runs[c] = Run { is_on: true, class, spacing, since: [now; WAYS + 1] };
+        spinning.runs[c] = Run { is_on: true, class, spacing, begun: now, since: [now; WAYS + 1] };
         spinning.spacings[class] = spacing;
-        if spinning.sees(spacing) {
+        let sees = spinning.sees(spacing);
+        let patience = self.patience(c, which, spacing);
+        let spinning = self.spinning_mut();
+        spinning.patience[c] =
+            if patience == Ps::MAX { Ps::MAX } else { now + patience.saturating_sub(spinning.spun[c]) };
+        if sees || patience < Ps::MAX {
             self.arm(c, now);
         }
     }
 
-    /// The vCPU's loop, which began at `since`, will last too long then.
+    /// The vCPU's loop, which began at `since`, will last too long then, or its own patience is over.
     fn arm(&mut self, c: usize, since: Ps) {
-        let until = since + self.spinning_mut().window(c);
+        let now = self.now;
+        let spinning = self.spinning_mut();
+        let sees = spinning.sees(spinning.runs[c].spacing);
+        let exits = if sees { since + spinning.window(c) } else { Ps::MAX };
+        let until = exits.min(spinning.patience[c]).max(now);
         self.vcpus[c].ple_armed = true;
         self.vcpus[c].until = until;
         self.queue.schedule(slot_of(c, kind::VCPU), until);
@@ -311,6 +343,7 @@ impl World {
         {
             spinning.close(c, now, WAYS, now);
             spinning.runs[c].is_on = false;
+            spinning.spun[c] += now - spinning.runs[c].begun;
             if spinning.runs[c].class / 2 == PauseLoop::SpinLock as usize {
                 let spun = now - self.vcpus[c].run_since;
                 self.vm_mut(c).counters.spun_ps += spun;
@@ -325,6 +358,9 @@ impl World {
 
     /// The vCPU has spun for too long: the VMM has its pCPU, and looks for what else to run there.
     pub(crate) fn pause_exit(&mut self, c: usize) {
+        if self.now >= self.spinning_mut().patience[c] {
+            return self.pv_halt(c);
+        }
         let p = self.vcpus[c].pcpu as usize;
         let exit = self.prices.vm_exit;
         self.stop_vcpu(c);

@@ -269,6 +269,7 @@ fn on_kvm(case: &mut Case, draw: &mut Draw) {
             halt_poll_ns_grow: draw.below(4) as u64,
             halt_poll_ns_grow_start: [0, 10_000][draw.below(2)],
             halt_poll_ns_shrink: draw.below(3) as u64,
+            pv_unhalt: draw.below(3) > 0,
             pv_tlb_flush: draw.below(2) == 0,
             pv_ipi: draw.below(2) == 0,
             apic: [Apic::Emulated, Apic::Posted, Apic::Avic][draw.below(3)],
