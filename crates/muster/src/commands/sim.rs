@@ -5,10 +5,11 @@ mod exits;
 use super::import::print_notes;
 use super::study::{input_error, print};
 use anyhow::Context;
-use exits::{ExitReport, SpinReport, WalkReport};
+use exits::{ExitReport, WalkReport};
 use muster_model::study::{Experiment, VmScheduler};
 use muster_model::workload::Group;
 use muster_model::{Account, Ledger, ModelError, Profile, Workload, rtapp};
+use muster_policy::ple::{self, ExitRate, Setting};
 use muster_report::table;
 use muster_sim::io::{IoOutcome, Latencies};
 use muster_sim::machine::cache::Misses;
@@ -16,6 +17,7 @@ use muster_sim::run::VmOutcome;
 use muster_sim::timeline::chrome_trace;
 use muster_sim::vmm::idle_periods::IdlePeriods;
 use muster_sim::vmm::pcpu::Scheduling;
+use muster_sim::vmm::ple::Spins;
 use muster_sim::working_sets::CacheMisses;
 use muster_sim::{Outcome, Simulation};
 use serde::Serialize;
@@ -67,9 +69,6 @@ struct Report {
     /// Where page tables are simulated, walks through them.
     #[serde(skip_serializing_if = "Option::is_none")]
     page_walks: Option<WalkReport>,
-    /// Where waits for spin locks of guests' kernels are counted, how long they were.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    spinning: Option<SpinReport>,
     mean_active_cpus: f64,
     deadlocked: bool,
     /// By group of the workload, over all its threads.
@@ -90,6 +89,32 @@ struct Report {
     /// Where vCPUs share pCPUs, what each VM got.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     vms: Vec<VmReport>,
+    /// With `[ple]`, what was spun for, and what came of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spinning: Option<SpinReport>,
+}
+
+#[derive(Serialize)]
+struct SpinReport {
+    /// Waits for spin locks of kernels by powers of two: of the n-th, from 0 on, at most 2^n cycles and more than half of that.
+    waits_by_power: Vec<u64>,
+    exits_by_gap: Vec<ExitRate>,
+    /// What `policy::ple` would set; absent where there was too little to choose from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chosen: Option<Setting>,
+    /// By VM.
+    vms: Vec<VmSpins>,
+}
+
+#[derive(Serialize)]
+struct VmSpins {
+    pause_exits: u64,
+    /// Those after which another vCPU ran.
+    yields: u64,
+    /// Those that gave way to a vCPU of the same VM.
+    directed_yields: u64,
+    /// On pCPUs, for spin locks.
+    spun_s: f64,
 }
 
 #[derive(Serialize)]
@@ -258,7 +283,6 @@ fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u6
         tlb_shootdowns: counters.shootdowns,
         exits: exits::exits(&outcome.vms),
         page_walks: outcome.paging.as_ref().map(exits::walks),
-        spinning: outcome.spins.as_ref().map(exits::spinning),
         mean_active_cpus: outcome.mean_active(),
         deadlocked: outcome.deadlocked,
         turns,
@@ -268,7 +292,42 @@ fn report(experiment: &Experiment, outcome: &Outcome, turns: BTreeMap<String, u6
         scheduling: shared.then(|| scheduling(outcome)),
         idle_periods: (outcome.idle_periods.count() > 0).then(|| idle_report(&outcome.idle_periods)),
         vms: vms.map(|(name, vm)| vm_report(name, vm, outcome.wall_ps)).collect(),
+        spinning: experiment.ple.and(outcome.spins.as_ref()).map(|spins| spin_report(spins, outcome)),
     }
+}
+
+fn spin_report(spins: &Spins, outcome: &Outcome) -> SpinReport {
+    let of_vm = |vm: &VmOutcome| VmSpins {
+        pause_exits: vm.counters.pause_exits,
+        yields: vm.counters.yields,
+        directed_yields: vm.counters.directed_yields,
+        spun_s: vm.counters.spun_ps as f64 / 1e12,
+    };
+    let waits = spins.waits.by_power();
+    let used = waits.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1);
+    SpinReport {
+        waits_by_power: waits[..used].to_vec(),
+        exits_by_gap: spins.exits_by_gap.clone(),
+        chosen: ple::choose(&spins.waits, &spins.exits_by_gap).ok(),
+        vms: outcome.vms.iter().map(of_vm).collect(),
+    }
+}
+
+fn spin_page(report: &SpinReport) -> String {
+    let total = |of: fn(&VmSpins) -> u64| report.vms.iter().map(of).sum::<u64>();
+    let spun: f64 = report.vms.iter().map(|vm| vm.spun_s).sum();
+    let chosen = report.chosen.map_or_else(
+        || "too few waits or exits to choose from".to_owned(),
+        |Setting { gap, window }| format!("gap {gap}, window {window} cycles"),
+    );
+    format!(
+        "waits for spin locks  {}, {spun:.6} s on pCPUs\nPAUSE exits           {}, yields {}, directed {}\n\
+         empirical setting     {chosen}\n",
+        report.waits_by_power.iter().sum::<u64>(),
+        total(|vm| vm.pause_exits),
+        total(|vm| vm.yields),
+        total(|vm| vm.directed_yields),
+    )
 }
 
 /// Whose misses they are, in the order in which they are counted.
@@ -408,11 +467,11 @@ fn page(report: &Report) -> String {
         report.events,
     );
     let walks = report.page_walks.as_ref().map_or_else(String::new, WalkReport::line);
-    let spinning = report.spinning.as_ref().map_or_else(String::new, SpinReport::line);
     let misses = report.cache_misses.as_ref().map_or_else(String::new, cache_page);
     let idle = report.idle_periods.as_ref().map_or_else(String::new, idle_page);
     let devices = report.devices.as_ref().map_or_else(String::new, |devices| device_page(devices, report.wall_s));
-    machine + &walks + &spinning + &misses + &devices + &scheduling + &idle + &vms
+    let spinning = report.spinning.as_ref().map_or_else(String::new, spin_page);
+    machine + &walks + &misses + &devices + &scheduling + &spinning + &idle + &vms
 }
 
 fn vm_page(number: usize, vm: &VmReport, run_s: f64) -> String {

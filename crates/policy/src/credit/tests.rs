@@ -98,6 +98,53 @@ mod table {
     }
 
     #[test]
+    fn who_gives_way_goes_behind_one_of_a_lower_priority() {
+        let mut s = scheduler(1);
+        let v = domain(&mut s, Share::default(), &["0", "0", "0", "0"]);
+        wake_all(&mut s, &v);
+        assert_eq!(run(&mut s, 0, 0), Some(v[0]));
+        s.remove(v[2]);
+        s.vcpus[v[2] as usize].priority = Priority::Over;
+        s.insert(v[2]);
+        s.remove(v[3]);
+        s.vcpus[v[3] as usize].priority = Priority::Over;
+        s.insert(v[3]);
+        s.vcpus[v[0] as usize].priority = Priority::Under;
+        s.vcpus[v[1] as usize].priority = Priority::Under;
+        s.give_way(v[0]);
+        assert_eq!(run(&mut s, 0, 0), Some(v[1]));
+        assert_eq!(s.waiting(0).collect::<Vec<_>>(), [v[2], v[0], v[3]]);
+        // Once: the next time it is an equal among equals. Who does not run has nothing to give.
+        s.give_way(v[0]);
+        assert_eq!(run(&mut s, 0, 0), Some(v[1]), "nobody of its priority waits before it");
+        s.give_way(v[1]);
+        assert_eq!(run(&mut s, 0, 0), Some(v[2]));
+    }
+
+    #[test]
+    fn who_is_yielded_to_runs_before_its_equals() {
+        let mut s = scheduler(1);
+        let v = domain(&mut s, Share::default(), &["0", "0", "0"]);
+        wake_all(&mut s, &v);
+        run(&mut s, 0, 0);
+        s.tick(0, 10 * MS);
+        assert!(s.waits(v[2]) && !s.waits(v[0]));
+        assert_eq!(kicks(s.run_next(v[0], 0)), NOBODY, "it runs");
+        assert_eq!(kicks(s.run_next(v[2], 0)), [0], "it is boosted");
+        assert_eq!(run(&mut s, 0, 10), Some(v[2]));
+        let over = |s: &mut Scheduler, vcpu: VcpuId| {
+            s.remove(vcpu);
+            s.vcpus[vcpu as usize].priority = Priority::Over;
+            s.insert(vcpu);
+        };
+        over(&mut s, v[0]);
+        over(&mut s, v[1]);
+        let last = s.waiting(0).last().unwrap();
+        assert_eq!(kicks(s.run_next(last, 0)), NOBODY, "it has no credits");
+        assert_eq!(s.waiting(0).next(), Some(last));
+    }
+
+    #[test]
     fn short_stretches_are_charged_together() {
         let mut s = scheduler(1);
         let vcpu = domain(&mut s, Share::default(), &["0"])[0];

@@ -378,3 +378,109 @@ impl World {
         *self.spinning_mut().queue(id) = waiting;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run::Simulation;
+    use crate::world::NONE;
+    use muster_model::study::{Environment, Experiment, GuestKernel, Ple, PleKind, SpinLocks};
+    use muster_model::{Profile, Workload};
+
+    /// Two VMs of four vCPUs on three pCPUs, whose threads take pages, give them back and wake each other.
+    fn world(kind: PleKind, locks: SpinLocks) -> World {
+        let opteron = include_str!("../../../../machines/ixen-opteron48.toml");
+        let price = |name: &str, ns: f64| {
+            format!("\n[prices.\"sim.cpu.{name}\"]\nns = {ns}\nkind = \"assumed\"\nsource = \"a test\"\n")
+        };
+        let text = format!("{opteron}{}{}", price("cycle", 0.4), price("pause-loop", 20.0));
+        let profile = Profile::from_toml(&text, "machine").unwrap();
+        let workload = r#"{"name":"w","conditions":{"c":{}},"directories":{"d":{}},"files":{"f":{"in":"d","count":3}},
+            "groups":[{"name":"g","count":6,"phases":[{"loop":{"times":100,"phases":[
+            {"fork":{"phases":[{"map":{"pages":300}},{"touch-memory":{"pages":300}},{"unmap":{"pages":300}}]}},
+            {"file":{"of":"f","calls":["stat","open","close"]}},
+            {"wake":{"condition":"c"}},{"run":{"ns":{"exponential":{"mean":20000}}}},{"wait":{"condition":"c"}}]}}]}]}"#;
+        let workload = Workload::from_json(workload, "workload").unwrap();
+        let experiment = Experiment {
+            kernel: Some(GuestKernel::Linux2631),
+            pcpus: Some(3),
+            copies: 2,
+            ple: Some(Ple { window: 1000, gap: 500, ..Ple::new(kind) }),
+            spin_locks: Some(locks),
+            ..Experiment::new(Environment::Hvm, 4)
+        };
+        Simulation::of_vms(&experiment, &profile, &[&workload, &workload], None).unwrap().into_world()
+    }
+
+    fn all_locks(world: &World) -> Vec<LockId> {
+        let zones = world.allocator.as_ref().map_or(0, |allocator| allocator.zones()) as u32;
+        let queues = (0..world.vcpus.len() as u32).map(LockId::Queue);
+        queues.chain((0..zones).flat_map(|zone| [LockId::Zone(zone), LockId::Lru(zone)])).collect()
+    }
+
+    /// The locks that a vCPU's plan has taken and not given back; the one that it waits for comes apart.
+    fn has(world: &World, c: usize) -> (Vec<LockId>, Option<LockId>) {
+        let vcpu = &world.vcpus[c];
+        if !matches!(vcpu.state, VcpuState::Locking | VcpuState::Queueing) {
+            return (Vec::new(), None);
+        }
+        let underway = &world.spinning.as_ref().unwrap().underway[c];
+        let done = &underway.plan.acts()[..usize::from(underway.next)];
+        let mut held = Vec::new();
+        for act in done {
+            match *act {
+                Act::Take(lock) => held.push(lock),
+                Act::Give(lock) => held.retain(|&other| other != lock),
+                Act::Hold(_) => {}
+            }
+        }
+        let waits = if vcpu.state == VcpuState::Queueing { held.pop() } else { None };
+        (held, waits)
+    }
+
+    #[test]
+    fn a_lock_is_one_vcpus_and_all_who_wait_get_it_in_turn() {
+        for (kind, locks) in
+            [(PleKind::Off, SpinLocks::Ticket), (PleKind::Xen, SpinLocks::Ticket), (PleKind::Kvm, SpinLocks::Queued)]
+        {
+            let mut world = world(kind, locks);
+            world.start();
+            let (mut contended, mut preempted_holders, mut preempted_waiters) = (0, 0, 0);
+            let ids = all_locks(&world);
+            let mut before: Vec<Vec<u32>> = vec![Vec::new(); ids.len()];
+            while world.unfinished > 0 {
+                world.go_on(world.now + 1).unwrap();
+                let of: Vec<_> = (0..world.vcpus.len()).map(|c| has(&world, c)).collect();
+                for (index, &id) in ids.iter().enumerate() {
+                    let waiting: Vec<u32> = world.spinning_mut().queue(id).iter().copied().collect();
+                    let is_open = lock_of(&mut world.run_queue_locks, &mut world.allocator, id).is_open();
+                    let holders: Vec<usize> = (0..of.len()).filter(|&c| of[c].0.contains(&id)).collect();
+                    // Whoever waits and is not in the queue any more has been given the lock.
+                    let granted = (0..of.len()).filter(|&c| of[c].1 == Some(id) && !waiting.contains(&(c as u32)));
+                    let granted: Vec<usize> = granted.collect();
+                    assert_eq!(holders.len() + granted.len(), usize::from(is_open), "{kind:?} {id:?} at {}", world.now);
+                    assert!(waiting.iter().all(|&c| of[c as usize].1 == Some(id)));
+                    // First come, first served: the queue loses its head and gains at its end.
+                    let stays: Vec<u32> = before[index].iter().copied().filter(|c| waiting.contains(c)).collect();
+                    assert!(before[index].ends_with(&stays) && waiting.starts_with(&stays), "{before:?} {waiting:?}");
+                    contended += waiting.len();
+                    preempted_holders += holders.iter().filter(|&&c| world.vcpus[c].is_stopped()).count();
+                    preempted_waiters += waiting.iter().filter(|&&c| world.vcpus[c as usize].is_stopped()).count();
+                    before[index] = waiting;
+                }
+                for vcpu in &world.vcpus {
+                    assert!(!vcpu.ple_armed || (kind != PleKind::Off && !vcpu.is_stopped()));
+                    assert!(vcpu.state != VcpuState::Queueing || vcpu.is_aside || vcpu.current != NONE, "{kind:?}");
+                }
+            }
+            assert!(contended > 100 && preempted_holders > 10, "{kind:?}: {contended} {preempted_holders}");
+            // Who waits no longer than others hold is hardly ever preempted meanwhile, unless it leaves the guest for that.
+            assert!(kind == PleKind::Off || preempted_waiters > 10, "{kind:?}: {preempted_waiters}");
+            let exits = world.counters().pause_exits;
+            assert_eq!(exits > 0, kind != PleKind::Off, "{kind:?}: {exits}");
+            let ids = all_locks(&world);
+            let free = |id| !lock_of(&mut world.run_queue_locks, &mut world.allocator, id).is_open();
+            assert!(ids.into_iter().all(free), "all are free at the end");
+        }
+    }
+}

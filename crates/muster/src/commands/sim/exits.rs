@@ -1,9 +1,7 @@
-//! What `muster sim` says of VM exits, of walks through page tables and of spinning.
+//! What `muster sim` says of VM exits and of walks through page tables.
 
-use muster_policy::ple::{self, Waits};
 use muster_sim::paging::PagingOutcome;
 use muster_sim::run::VmOutcome;
-use muster_sim::vmm::ple::Spins;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -30,17 +28,6 @@ pub(super) struct WalkReport {
     /// References to the VMM's.
     nested_references: u64,
     time_s: f64,
-}
-
-/// Waits for spin locks, and what `policy::ple` makes of them.
-#[derive(Serialize)]
-pub(super) struct SpinReport {
-    waits: u64,
-    /// In per cent, by the power of two cycles that they exceed.
-    longer_than: BTreeMap<u64, f64>,
-    /// `PLE_Window` and `PLE_Gap` that `policy::ple` picks, in cycles; none where it cannot tell.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    chosen: Option<ple::Setting>,
 }
 
 /// Exits of some VMs by reason: the four that every VM may have, and others that there were.
@@ -79,33 +66,6 @@ impl WalkReport {
         format!(
             "page walks            {} of programs, {} of kernels; {} references to guests' tables, {} to the VMM's; {:.4} s\n",
             self.program_misses, self.kernel_misses, self.guest_references, self.nested_references, self.time_s
-        )
-    }
-}
-
-/// Waits for spin locks.
-pub(super) fn spinning(spins: &Spins) -> SpinReport {
-    let waits = spins.waits.count();
-    let share = |power: usize| (1 << power, spins.waits.longer_than(power) as f64 / waits.max(1) as f64 * 100.0);
-    SpinReport {
-        waits,
-        longer_than: (0..Waits::POWERS).map(share).take_while(|&(_, share)| share > 0.0).collect(),
-        chosen: ple::choose(&spins.waits, &spins.exits_by_gap).ok(),
-    }
-}
-
-impl SpinReport {
-    /// One line.
-    pub(super) fn line(&self) -> String {
-        let over = |cycles: u64| self.longer_than.get(&cycles).copied().unwrap_or_default();
-        let chosen = self.chosen.map_or_else(String::new, |setting| {
-            format!("; PLE window {}, gap {} by policy::ple", setting.window, setting.gap)
-        });
-        format!(
-            "spin lock waits       {}, {:.2} % longer than 2048 cycles, {:.2} % than 32768{chosen}\n",
-            self.waits,
-            over(2048),
-            over(32_768)
         )
     }
 }
