@@ -106,6 +106,8 @@ pub struct Card {
     pub packet: u64,
     /// Packets that a receiver takes as one, and that a sender hands over as one.
     pub batches: (u32, u32),
+    /// Packets that the peer sends in a row.
+    pub peer_batch: u64,
     latency: Ps,
     iotlb: Iotlb,
 }
@@ -248,7 +250,7 @@ impl World {
     pub(crate) fn offer_burst(&mut self, k: u32) {
         let io = self.io.as_mut().expect("a connection has a card");
         let connection = &mut io.connections[k as usize];
-        let Some(burst) = connection.next_burst(k, io.cards[connection.card].packet) else { return };
+        let Some(burst) = connection.next_burst(k, &io.cards[connection.card]) else { return };
         let card = connection.card;
         self.put(card, Lane::In, burst);
     }

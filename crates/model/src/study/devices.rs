@@ -30,6 +30,9 @@ pub struct Nic {
     pub receive_batch: u32,
     /// How many packets a sender hands to the card as one (TSO).
     pub send_batch: u32,
+    /// How many packets of one connection the peer sends in a row before it sends others': its own TSO, as far as windows
+    /// and acknowledgements let it gather so many.
+    pub peer_batch: u32,
     /// How many virtual functions it has.
     pub virtual_functions: u32,
 }
@@ -45,6 +48,7 @@ impl Default for Nic {
             packet_bytes: 1448,
             receive_batch: 1,
             send_batch: 44,
+            peer_batch: 16,
             virtual_functions: 63,
         }
     }
@@ -74,6 +78,7 @@ impl Nic {
         most("packet_bytes", self.packet_bytes.into(), 65_536)?;
         most("receive_batch", self.receive_batch.into(), 64)?;
         most("send_batch", self.send_batch.into(), 64)?;
+        most("peer_batch", self.peer_batch.into(), 64)?;
         most("latency_ns", self.latency_ns.max(1), 1_000_000_000)?;
         if self.virtual_functions > 256 {
             return Err(ModelError::new("virtual_functions", self.virtual_functions.to_string(), "0 to 256"));

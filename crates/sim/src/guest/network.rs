@@ -7,7 +7,7 @@
 use super::thread::{After, Step};
 use crate::engine::Ps;
 use crate::engine::books::Parts;
-use crate::io::{Io, IoStep, Source};
+use crate::io::{Card, Io, IoStep, Source};
 use crate::machine::nic::{Burst, Lane};
 use crate::world::{NONE, World};
 use muster_model::Account;
@@ -15,8 +15,6 @@ use muster_model::study::Client;
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// Packets that a client sends before others get the wire.
-const CLIENT_BURST: u64 = 16;
 /// What a thread copies at a time.
 const COPY: u64 = 1 << 16;
 
@@ -101,8 +99,9 @@ impl Connection {
         }
     }
 
-    /// The next that the client sends, if it may; `number` is the connection's.
-    pub fn next_burst(&mut self, number: u32, packet: u64) -> Option<Burst> {
+    /// The next that the client sends to its card, if it may; `number` is the connection's.
+    pub fn next_burst(&mut self, number: u32, card: &Card) -> Option<Burst> {
+        let packet = card.packet;
         let may = match self.client {
             _ if self.offered => 0,
             Client::StreamIn { window_bytes, .. } => {
@@ -112,7 +111,7 @@ impl Connection {
             Client::StreamOut { .. } => 0,
             Client::Requests { .. } => self.unsent,
         };
-        let bytes = may.min(CLIENT_BURST * packet);
+        let bytes = may.min(card.peer_batch * packet);
         if bytes == 0 {
             return None;
         }

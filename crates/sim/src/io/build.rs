@@ -98,6 +98,7 @@ impl Io {
             queues: first..first + count,
             packet: spec.packet_bytes.into(),
             batches: (spec.receive_batch, spec.send_batch),
+            peer_batch: spec.peer_batch.into(),
             latency: spec.latency_ns * NS,
             iotlb: Iotlb::default(),
         });

@@ -43,7 +43,7 @@ io_prices! {
     /// A back end's batch: the hypercall that copies all of it.
     back_end_batch = "sim.net.back-end-batch" or 1000.0,
     /// A back end for one packet to a front end, without the copy: request, copy operation and its checks, response.
-    back_end_receive = "sim.net.back-end-receive" or 2520.0,
+    back_end_receive = "sim.net.back-end-receive" or 2650.0,
     /// A back end for what a front end hands over at once: mapping and unmapping its pages.
     back_end_send = "sim.net.back-end-send" or 3500.0,
     /// A hypercall's way in and out, without an exit.
