@@ -24,7 +24,7 @@ SEEDS ?= 100000
 KILLS ?= 500
 SECONDS_EACH ?= 600
 
-.PHONY: bench bench-engine bench-live campaign-swarm campaign-kills campaign-fuzz
+.PHONY: bench bench-engine bench-live campaign-swarm campaign-kills campaign-host campaign-fuzz
 bench: build ## simulator: events per second
 	cargo bench --package muster-sim
 
@@ -44,6 +44,10 @@ campaign-swarm: build ## SEEDS random machines, programs and remedies in simulat
 
 campaign-kills: build ## KILLS kills of a running muster at random moments
 	benches/kill-campaign $(KILLS)
+
+campaign-host: ## a KVM host under QEMU's emulator; muster host apply killed at each write
+	@scripts/setup test
+	MUSTER_KILLS=all cargo test --release --package muster --test host_rig $$(scripts/features) -- --nocapture
 
 campaign-fuzz: build ## random input to every parser, SECONDS_EACH
 	scripts/fuzz $(SECONDS_EACH)

@@ -8,6 +8,7 @@ pub mod apply;
 pub mod error;
 pub mod facts;
 mod pci;
+pub mod ple;
 pub mod text;
 mod tree;
 mod vms;

@@ -10,17 +10,20 @@
 use muster_model::ModelError;
 use serde::{Deserialize, Serialize};
 
+mod certainty;
 mod directed;
 #[cfg(test)]
 mod tests;
 
+pub use certainty::Certainty;
 pub use directed::{DirectedYield, Yielded};
 
 /// What at most so many of a thousand lock waits may exceed: the window (section IV.C: 0.5 %).
 const LONG_WAITS_PER_MILLE: u64 = 5;
 
 /// How often locks were waited for how long, by powers of two of cycles.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "Vec<u64>", try_from = "Vec<u64>")]
 pub struct Waits {
     /// Waits of more than 2^(n-1) and at most 2^n cycles; the first of at most one.
     by_power: [u64; Self::POWERS],
@@ -32,9 +35,49 @@ impl Default for Waits {
     }
 }
 
+impl From<[u64; Waits::POWERS]> for Waits {
+    fn from(by_power: [u64; Self::POWERS]) -> Self {
+        Self { by_power }
+    }
+}
+
+/// Counts by power, without those after the last that is not 0.
+impl From<Waits> for Vec<u64> {
+    fn from(waits: Waits) -> Self {
+        let used = waits.by_power.iter().rposition(|&count| count > 0).map_or(0, |last| last + 1);
+        waits.by_power[..used].to_vec()
+    }
+}
+
+impl TryFrom<Vec<u64>> for Waits {
+    type Error = ModelError;
+
+    /// Counts by power, the missing ones 0.
+    fn try_from(counts: Vec<u64>) -> Result<Self, ModelError> {
+        let mut waits = Self::default();
+        let places = waits.by_power.get_mut(..counts.len());
+        let bad = |found: String, allowed: String| ModelError::new("lock waits", found, allowed);
+        let places = places.ok_or_else(|| {
+            bad(format!("{} counts", counts.len()), format!("at most {}, one a power of two", Self::POWERS))
+        })?;
+        places.copy_from_slice(&counts);
+        let sum = counts.iter().try_fold(0u64, |sum, &count| sum.checked_add(count)).filter(|&sum| sum <= Self::MOST);
+        sum.map(|_| waits).ok_or_else(|| bad("more waits than can be".to_owned(), format!("at most {}", Self::MOST)))
+    }
+}
+
+impl std::ops::AddAssign<&Waits> for Waits {
+    fn add_assign(&mut self, other: &Waits) {
+        self.by_power.iter_mut().zip(&other.by_power).for_each(|(sum, more)| *sum += more);
+    }
+}
+
 impl Waits {
     /// Powers of two that are told apart: up to a minute at any clock.
     pub const POWERS: usize = 40;
+
+    /// More waits than a machine ever has.
+    const MOST: u64 = 1 << 50;
 
     /// One more wait.
     pub fn add(&mut self, cycles: u64) {

@@ -70,9 +70,9 @@ pub enum Change {
     Module {
         /// Its name.
         module: String,
-        /// Those of its parameters that change, as they are now; none where it is not loaded.
+        /// Its parameters as they are now; none where it is not loaded.
         before: Option<BTreeMap<String, String>>,
-        /// Those parameters as they are about to be.
+        /// Those that change, as they are about to be.
         after: BTreeMap<String, String>,
     },
     /// One thread's affinity, outside any family.

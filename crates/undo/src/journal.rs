@@ -223,17 +223,18 @@ impl Journal {
         Ok(id)
     }
 
-    /// Records and loads the kernel module `module` with these parameters, anew where it is loaded already.
+    /// Records and loads the kernel module `module` with these parameters, anew where it is loaded already; its other ones
+    /// stay as they are.
     ///
     /// # Errors
-    /// As [`Journal::record`], and when modprobe(8) does not do it, for example because the module is in use.
+    /// As [`Journal::record`], and when rmmod(8) or modprobe(8) does not do it, for example because the module is in use.
     pub fn load_module(&self, module: &str, parameters: &BTreeMap<String, String>) -> Result<EntryId> {
         let failed = |error| Error::Module { module: module.to_owned(), source: error };
         module::check(module).map_err(|why| Error::Refused { what: format!("module {module}"), why })?;
-        let before = module::is_loaded(module).then(|| module::parameters(module, parameters.keys()));
-        let before = before.transpose().map_err(failed)?;
+        let before = module::is_loaded(module).then(|| module::all_parameters(module)).transpose().map_err(failed)?;
+        let others = before.clone().unwrap_or_default();
         let id = self.record(&Change::Module { module: module.to_owned(), before, after: parameters.clone() })?;
-        module::reload(module, parameters).map_err(failed)?;
+        module::reload(module, parameters, &others).map_err(failed)?;
         Ok(id)
     }
 

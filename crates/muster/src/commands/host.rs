@@ -1,5 +1,7 @@
 //! `muster host`: what a KVM host offers its guests, and what to set on it.
 
+mod ple;
+
 use crate::BadInput;
 use clap::{Subcommand, ValueEnum};
 use muster_host::apply::{Made, Plan};
@@ -23,6 +25,7 @@ enum Command {
     Audit(AuditArgs),
     Apply(ApplyArgs),
     Undo(UndoArgs),
+    Ple(ple::Args),
 }
 
 /// Where the host is looked at.
@@ -129,6 +132,7 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
         Command::Audit(args) => audit(&args),
         Command::Apply(args) => apply(args),
         Command::Undo(args) => undo(&args),
+        Command::Ple(args) => ple::run(&args),
     }
 }
 

@@ -182,3 +182,14 @@ fn a_search_ends_after_three_pointless_tries() {
     assert_eq!(yields.on_spin(2, |_| true, |vcpu| if vcpu == 4 { Yielded::Yes } else { Yielded::No }), Some(4));
     assert_eq!(yields.on_spin(2, |_| true, |_| Yielded::Yes), Some(5));
 }
+
+#[test]
+fn recorded_waits_are_checked() {
+    let read = |counts: Vec<u64>| Waits::try_from(counts);
+    let waits = read(vec![1, 0, 3]).unwrap();
+    assert_eq!((waits.count(), waits.longer_than(1)), (4, 3));
+    assert_eq!(Vec::from(waits), [1, 0, 3]);
+    let many = read(vec![0; 41]).unwrap_err().to_string();
+    assert_eq!(many, "lock waits: found 41 counts; allowed: at most 40, one a power of two");
+    assert!(read(vec![u64::MAX, 1]).is_err() && read(vec![1 << 51]).is_err());
+}

@@ -1,4 +1,7 @@
-//! Kernel modules whose parameters are fixed when they are loaded: modprobe(8) unloads them and loads them anew.
+//! Kernel modules whose parameters are fixed when they are loaded: rmmod(8) unloads them, and modprobe(8) loads them anew.
+//!
+//! A module that is loaded anew is not unloaded by `modprobe -r`, which takes the modules that it alone needs with it: with
+//! kvm_amd it would lose whatever somebody has set of kvm.
 
 use super::Mode;
 use crate::pending::{Parameters, Same};
@@ -43,7 +46,7 @@ pub(super) fn undo(
         }
     }
     if mode == Mode::Apply {
-        reload(module, before)?;
+        reload(module, &Parameters::new(), before)?;
     }
     Ok(Outcome::Restored)
 }
@@ -70,33 +73,64 @@ pub(crate) fn parameters<'a>(module: &str, names: impl Iterator<Item = &'a Strin
     names.map(read).collect()
 }
 
-/// Loads a module that may be loaded already, with these parameters; those of modprobe.d(5) hold for the others.
-pub(crate) fn reload(module: &str, wanted: &Parameters) -> io::Result<()> {
-    if is_loaded(module) {
-        unload(module)?;
+/// All parameters of a module that can be read, and given to it again on a command line.
+pub(crate) fn all_parameters(module: &str) -> io::Result<Parameters> {
+    let directory = place(module).join("parameters");
+    let entries = match fs::read_dir(&directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Parameters::new()),
+        entries => entries?,
+    };
+    let read = |entry: fs::DirEntry| {
+        let value = fs::read_to_string(entry.path()).ok()?.trim().to_owned();
+        let is_word = !value.is_empty() && value != "(null)" && !value.contains(char::is_whitespace);
+        is_word.then_some((entry.file_name().into_string().ok()?, value))
+    };
+    Ok(entries.flatten().filter_map(read).collect())
+}
+
+/// Loads a module that may be loaded already, with the `wanted` parameters, and its other ones as they were `before`. Of
+/// those only the ones that do not come out so by themselves (modprobe.d(5), defaults) are given to it: with some, naming
+/// them is enough to taint the kernel.
+pub(crate) fn reload(module: &str, wanted: &Parameters, before: &Parameters) -> io::Result<()> {
+    load_anew(module, wanted)?;
+    let mut all = before.clone();
+    all.extend(wanted.clone());
+    let now = parameters(module, all.keys())?;
+    all.retain(|name, value| !now[name].same(value));
+    if !all.is_empty() {
+        all.extend(wanted.clone());
+        load_anew(module, &all)?;
     }
-    let arguments = wanted.iter().map(|(name, value)| format!("{name}={value}"));
-    modprobe(std::iter::once(module.to_owned()).chain(arguments))?;
-    let now = parameters(module, wanted.keys())?;
-    match matches(&now, wanted) {
+    let now = parameters(module, all.keys())?;
+    match matches(&now, &all) {
         true => Ok(()),
-        false => Err(io::Error::other(format!("module {module} was loaded with {wanted:?}, but has {now:?}"))),
+        false => Err(io::Error::other(format!("module {module} was loaded with {all:?}, but has {now:?}"))),
     }
 }
 
-fn unload(module: &str) -> io::Result<()> {
-    modprobe(["-r".to_owned(), module.to_owned()].into_iter())
+fn load_anew(module: &str, parameters: &Parameters) -> io::Result<()> {
+    if is_loaded(module) {
+        run("rmmod", [module.to_owned()].into_iter())?;
+    }
+    let arguments = parameters.iter().map(|(name, value)| format!("{name}={value}"));
+    run("modprobe", std::iter::once(module.to_owned()).chain(arguments))
 }
 
-fn modprobe(arguments: impl Iterator<Item = String>) -> io::Result<()> {
+/// Unloads a module that was loaded by [`reload`], and what was loaded for it alone.
+fn unload(module: &str) -> io::Result<()> {
+    run("modprobe", ["-r".to_owned(), module.to_owned()].into_iter())
+}
+
+fn run(program: &str, arguments: impl Iterator<Item = String>) -> io::Result<()> {
     let arguments: Vec<String> = arguments.collect();
-    let output = Command::new("modprobe").args(&arguments).stdin(Stdio::null()).output();
-    let output = output.map_err(|error| io::Error::new(error.kind(), format!("modprobe(8) cannot be run: {error}")))?;
+    let output = Command::new(program).args(&arguments).stdin(Stdio::null()).output();
+    let output =
+        output.map_err(|error| io::Error::new(error.kind(), format!("{program}(8) cannot be run: {error}")))?;
     match output.status.success() {
         true => Ok(()),
         false => {
             let said = String::from_utf8_lossy(&output.stderr);
-            Err(io::Error::other(format!("`modprobe {}` failed: {}", arguments.join(" "), said.trim())))
+            Err(io::Error::other(format!("`{program} {}` failed: {}", arguments.join(" "), said.trim())))
         }
     }
 }

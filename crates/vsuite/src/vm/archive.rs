@@ -84,8 +84,11 @@ impl Archive {
         Ok(())
     }
 
-    /// Adds a file of this content.
+    /// Adds a file of this content, and the directories on the way to it.
     pub fn data(&mut self, name: &str, bytes: Vec<u8>) {
+        for directory in below_root(Path::new(name)).ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()) {
+            self.entries.entry(directory.to_owned()).or_insert(Entry::Directory { mode: 0o755 });
+        }
         self.put(name, Entry::Data { bytes });
     }
 
@@ -358,13 +361,13 @@ mod tests {
         symlink("..", base.join("tree/inner/up")).unwrap();
         let mut archive = Archive::default();
         archive.tree(&base.join("tree")).unwrap();
-        archive.data("/request", b"{}".to_vec());
+        archive.data("/some/where/request", b"{}".to_vec());
         let entries = read(&archive);
         let inner = below_root(&base.join("tree/inner")).to_str().unwrap().to_owned();
         assert_eq!(entries[&format!("{inner}/file")], (entries[&format!("{inner}/file")].0, vec![7; 1000]));
         assert_eq!(entries[&format!("{inner}/up")].1, b"..");
-        assert_eq!(entries["request"].1, b"{}");
-        assert!(archive.has(&base.join("tree/inner/file")) && !archive.has(Path::new("/request/x")));
+        assert_eq!(entries["some/where/request"].1, b"{}");
+        assert!(archive.has(&base.join("tree/inner/file")) && !archive.has(Path::new("/some/where/else")));
     }
 
     #[test]

@@ -12,7 +12,7 @@
 //!
 //! Archive, console and results are files without names (memfd_create(2)): nothing can be left behind.
 
-mod archive;
+pub mod archive;
 pub mod guest;
 mod kernel;
 mod packages;
