@@ -296,6 +296,9 @@ pub struct StudyNumber {
     pub simulated: Option<f64>,
     /// |ln(simulated / paper)|, or absolute points for shares below 5 %; `None` without a paper's value.
     pub error: Option<f64>,
+    /// Whether it is absolute points.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_points: bool,
     /// Why there is no value, or what a mean leaves out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,

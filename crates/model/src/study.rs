@@ -19,7 +19,9 @@ pub use devices::{BackEnd, Client, Disk, Moderation, Network, Nic, Path, Service
 pub use figure::{Curve, Figure, LeftOut, NumberSpec, Point, SeriesSpec, Term, Vary};
 pub use guest::Guest;
 pub use kvm::{Apic, Kvm};
-pub use measure::{Aggregate, BusyIn, EXIT_REASONS, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error};
+pub use measure::{
+    Aggregate, BusyIn, EXIT_REASONS, IdleIn, Measure, MissKind, MissPart, Scale, VMM_FUNCTIONS, error, is_in_points,
+};
 pub use paging::{Backing, GuestMode, Paging, PagingKind, ShadowSync, TablePlacement};
 pub use ple::{Ple, PleKind, SpinLocks, Yield};
 

@@ -5,9 +5,6 @@ use muster_model::ledger::Confidence;
 use muster_model::results::{StudyKind, StudyNumber};
 use muster_stats::geometric_mean_error;
 
-/// Shares below this many percent are judged by absolute points, not by ratio (DESIGN section 4).
-const POINTS_BELOW_PERCENT: f64 = 5.0;
-
 /// The judged numbers of one kind together.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct KindError {
@@ -24,7 +21,7 @@ pub struct KindError {
 /// The errors of each judged kind that has any, predicted first.
 pub fn errors_by_kind(numbers: &[StudyNumber]) -> Vec<KindError> {
     let of_kind = |kind| {
-        let judged = numbers.iter().filter(|number| number.kind == kind && !is_in_points(number));
+        let judged = numbers.iter().filter(|number| number.kind == kind && !number.in_points);
         let errors: Vec<f64> = judged.filter_map(|number| number.error).collect();
         let worst = errors.iter().copied().fold(0.0, f64::max);
         let geometric_mean = geometric_mean_error(&errors)?;
@@ -33,16 +30,11 @@ pub fn errors_by_kind(numbers: &[StudyNumber]) -> Vec<KindError> {
     [StudyKind::Predicted, StudyKind::Calibrated].into_iter().filter_map(of_kind).collect()
 }
 
-/// Whether a number's error is a difference in percentage points rather than a log ratio.
-pub fn is_in_points(number: &StudyNumber) -> bool {
-    number.unit == "%" && number.paper.is_some_and(|paper| paper.abs() < POINTS_BELOW_PERCENT)
-}
-
 /// A number's error as text: `12.3 %`, `1.2 points` or `-`.
 pub fn error_text(number: &StudyNumber) -> String {
     match number.error {
         None => "-".to_owned(),
-        Some(error) if is_in_points(number) => format!("{error:.1} points"),
+        Some(error) if number.in_points => format!("{error:.1} points"),
         Some(error) => percent(error.exp_m1()),
     }
 }

@@ -7,7 +7,7 @@ use crate::{SimError, engine::Ps};
 use measure::{NoValue, RunFigures};
 use muster_model::cpuset::MAX_CPUS;
 use muster_model::results::{Series, StudyKind, StudyNumber, StudyResults};
-use muster_model::study::{Curve, Experiment, Figure, NumberSpec, SeriesSpec, VmSpec, error};
+use muster_model::study::{Curve, Experiment, Figure, NumberSpec, SeriesSpec, VmSpec, error, is_in_points};
 use muster_model::{ModelError, Profile, Workload};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -407,6 +407,7 @@ impl Study {
             kind: spec.kind,
             simulated: value.simulated,
             error: spec.paper.filter(|_| judged).and_then(beside),
+            in_points: judged && spec.paper.is_some_and(|paper| is_in_points(paper, scale)),
             note: value.note,
         }
     }

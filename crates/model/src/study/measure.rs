@@ -458,9 +458,14 @@ impl Aggregate {
 /// How far a simulated value is from the paper's (DESIGN section 4): |ln(simulated / paper)| of the factors of `scale`;
 /// shares below 5 % by absolute points. `None` where the logarithm does not exist.
 pub fn error(simulated: f64, paper: f64, scale: Scale) -> Option<f64> {
-    if scale == Scale::Share && paper < 5.0 {
+    if is_in_points(paper, scale) {
         return Some((simulated - paper).abs());
     }
     let (s, p) = (scale.factor(simulated), scale.factor(paper));
     (s > 0.0 && p > 0.0).then(|| (s / p).ln().abs())
+}
+
+/// Whether it is judged by absolute points.
+pub fn is_in_points(paper: f64, scale: Scale) -> bool {
+    scale == Scale::Share && paper < 5.0
 }

@@ -87,7 +87,8 @@ pub fn run(args: Args) -> anyhow::Result<ExitCode> {
     Ok(printed)
 }
 
-/// One object a number, with the fields of DESIGN section 4, and a note where there is one.
+/// One object a number, with the fields of DESIGN section 4, a note where there is one, and `in_points` where the error is
+/// absolute points.
 fn json_lines(numbers: &[StudyNumber]) -> anyhow::Result<String> {
     let mut text = String::new();
     for number in numbers {
