@@ -22,7 +22,7 @@ use std::time::Instant;
 /// end: a study that was interrupted goes on where it was.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The study: gleaner, sharing, ixen.
+    /// The study: gleaner, sharing, ixen, hardware-acceleration.
     name: String,
     /// Print one JSON object a number, one a line.
     #[arg(long)]
