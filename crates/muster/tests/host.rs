@@ -231,7 +231,7 @@ fn without_privilege_it_names_what_it_needs() {
     let mut command = scene.host_command(&["apply", "large-pages", "clock"]);
     if rustix::process::geteuid().is_root() {
         // SAFETY: only the child changes its identity, by system calls that are async-signal-safe.
-        unsafe { command.pre_exec(|| nobody()) };
+        unsafe { command.pre_exec(nobody) };
     } else {
         for path in [
             "sys/kernel/mm/transparent_hugepage/enabled",
