@@ -293,11 +293,21 @@ fn lock_waits() -> Outcome {
         let threads: Vec<_> = (0..4).map(start).collect();
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked".to_owned()))
     };
-    let Some(answer) = ple(&["--side", "guest", "--seconds", "6"], load)? else { return Err(NO_BPF.to_owned()) };
-    eprintln!("{answer}");
-    let sum =
-        |kind: &str| answer["waits"][kind].as_array().into_iter().flatten().filter_map(Value::as_u64).sum::<u64>();
-    let waits = sum("spinlocks") + sum("rwlocks");
+    let sum = |answer: &Value, kind: &str| -> u64 {
+        answer["waits"][kind].as_array().into_iter().flatten().filter_map(Value::as_u64).sum()
+    };
+    let mut waits = 0;
+    let mut answer = Value::Null;
+    // On two CPUs that take turns locks are seldom contended.
+    for _ in 0..3 {
+        let Some(said) = ple(&["--side", "guest", "--seconds", "6"], load)? else { return Err(NO_BPF.to_owned()) };
+        eprintln!("{said}");
+        waits = sum(&said, "spinlocks") + sum(&said, "rwlocks");
+        answer = said;
+        if waits > 0 {
+            break;
+        }
+    }
     expect("waits are seen", waits > 0, true)?;
     expect("none is lost", answer["waits"]["lost"].as_u64(), Some(0))?;
     // Few waits tell no window; what is told is a power of two.
