@@ -187,12 +187,14 @@ impl World {
         self.vcpus[c].pcpu as usize
     }
 
-    /// All vCPUs start, as if each had got its start-up interrupt. Where they share pCPUs under credit they come one by one
-    /// within a turn of all of them: a machine has not started its VMs all at once, and a VM whose vCPUs take their turns in
-    /// step on all pCPUs never waits for one of its own that is preempted. The service VM has been there before all others.
+    /// All vCPUs start, as if each had got its start-up interrupt. Where spinning is followed and they share pCPUs under credit
+    /// they come one by one within a turn of all of them: a machine has not started its VMs all at once, and a VM whose
+    /// vCPUs take their turns in step on all pCPUs never waits for one of its own that is preempted. The service VM has been
+    /// there before all others.
     pub(crate) fn start_vcpus(&mut self) {
         let turns = self.vcpus.len().div_ceil(self.pcpus.len()) as u64;
-        let apart = turns > 1 && self.vms.len() > 1 && matches!(self.scheduler, VmmScheduler::Credit(_));
+        let follows = self.spinning.is_some() && self.vms.len() > 1;
+        let apart = turns > 1 && follows && matches!(self.scheduler, VmmScheduler::Credit(_));
         let turn = turns * credit::SLICE_NS;
         for c in 0..self.vcpus.len() {
             if apart && !self.vm(c).is_service {

@@ -3,8 +3,8 @@
 
 use muster_model::study::{
     Apic, BackEnd, Client, Consolidation, Disk, Environment, Experiment, GuestKernel, IdleKind, Kvm, Moderation,
-    Network, Nic, Path, Pin, Placement, Remedy, RemoteWake, Service, Share, Storage, Tickle, Vectoring, VmDevices,
-    VmScheduler, VmSpec, WakeSignal,
+    Network, Nic, Path, Pin, Placement, Ple, PleKind, Remedy, RemoteWake, Service, Share, SpinLocks, Storage, Tickle,
+    Vectoring, VmDevices, VmScheduler, VmSpec, WakeSignal, Yield,
 };
 use muster_model::workload::{Duration, Group, WorkingSet};
 use muster_model::{Account, Profile, Topology, Workload};
@@ -122,7 +122,36 @@ pub fn case(seed: u64) -> Case {
     if devices.below(3) == 0 {
         with_devices(&mut case, &mut devices);
     }
+    let mut spins = Draw(Xoshiro256PlusPlus::seed_from_u64(seed.rotate_left(32) ^ 0x51));
+    if case.experiment.environment == Environment::Virtual && spins.below(2) == 0 {
+        with_spinning(&mut case, &mut spins);
+    }
     case
+}
+
+/// Gives the guests a kernel whose locks are simulated, on hardware that looks at loops of PAUSE.
+fn with_spinning(case: &mut Case, draw: &mut Draw) {
+    // Whatever the case asks for besides is priced as it was.
+    for (name, price) in xeon().prices {
+        case.profile.prices.entry(name).or_insert(price);
+    }
+    if case.profile.platform.tlbs.is_empty() {
+        case.profile.platform.tlbs = xeon().platform.tlbs;
+    }
+    let experiment = &mut case.experiment;
+    if experiment.kvm.is_none() {
+        experiment.environment = Environment::Hvm;
+        experiment.kernel = Some([GuestKernel::Linux2631, GuestKernel::Pk][draw.below(2)]);
+    }
+    let kind = [PleKind::Off, PleKind::Xen, PleKind::Kvm][draw.below(3)];
+    let yields = [Yield::BehindEquals, Yield::BehindOneLower][draw.below(2)];
+    let (gap, window) = ([32, 128, 1024][draw.below(3)], [64, 2048, 1 << 20][draw.below(3)]);
+    let (grow, shrink) = ([0, 2, 5000][draw.below(3)], [0, 2, 5000][draw.below(3)]);
+    let window_max = window << draw.below(8);
+    experiment.ple = (draw.below(4) > 0).then_some(Ple { kind, gap, window, yields, grow, shrink, window_max });
+    if experiment.ple.is_some() {
+        experiment.spin_locks = Some([SpinLocks::Ticket, SpinLocks::Queued][draw.below(2)]);
+    }
 }
 
 /// Gives the machine cards, disks and a service VM, and its VMs programs that use them.
