@@ -4,7 +4,9 @@
 
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion, Throughput, criterion_group, criterion_main};
-use muster_model::study::{Environment, Experiment, Figure, GuestKernel, Kvm, VmScheduler, VmSpec};
+use muster_model::study::{
+    Environment, Experiment, Figure, GuestKernel, GuestMode, Kvm, Paging, PagingKind, VmScheduler, VmSpec,
+};
 use muster_model::{CpuSet, Profile, Topology, Workload};
 use muster_policy::credit::{Config, Scheduler, Share, Tickle};
 use muster_sim::Simulation;
@@ -16,6 +18,11 @@ const FIGURE: &str = include_str!("../../../studies/gleaner/figure-4.toml");
 const OCEAN: &str = include_str!("../../../workloads/gleaner/ocean-cp.json");
 const DEDUP: &str = include_str!("../../../workloads/gleaner/dedup.json");
 const OPTERON: &str = include_str!("../../../machines/ixen-opteron48.toml");
+const XEON: &str = include_str!("../../../machines/hardware-acceleration-xeon.toml");
+const FORKS: &str = r#"{"name":"forks","address_space":{"areas":20,"resident_pages":300},"groups":[{"name":"server",
+    "count":"threads","working_set":{"bytes":600000,"line_ns":10},"phases":[{"loop":{"times":100,"phases":[
+    {"fork":{"phases":[{"touch-memory":{"pages":60}},{"run":{"ns":{"exponential":{"mean":100000}}}},{"syscall":{"ns":30000}},
+    {"sleep":{"ns":300000}},{"run":{"ns":100000}}]}},{"sleep":{"ns":{"exponential":{"mean":500000}}}}]}}]}]}"#;
 const REMEDIES: &str = include_str!("../../../studies/ixen/figure-10.toml");
 const VSUITE: [&str; 9] = [
     include_str!("../../../workloads/ixen/gmake.json"),
@@ -134,6 +141,33 @@ fn xen(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// A server that forks for each request, with a walk at one price and with memory virtualization entry by entry.
+fn paging(criterion: &mut Criterion) {
+    let mut profile = Profile::from_toml(XEON, "machine").unwrap();
+    profile.prices.extend(
+        Profile::from_toml(OPTERON, "machine")
+            .unwrap()
+            .prices
+            .into_iter()
+            .filter(|(name, _)| name.starts_with("sim.") && !name.starts_with("sim.vmm.shadow")),
+    );
+    let workload = Workload::from_json(FORKS, "forks").unwrap();
+    let mut group = criterion.benchmark_group("paging");
+    group.sample_size(10);
+    let nested = Paging { mode: GuestMode::Legacy, ..Paging::new(PagingKind::Nested) };
+    let shadow = Paging { kind: PagingKind::Shadow, ..nested };
+    for (name, paging) in [("one price", None), ("nested", Some(nested)), ("shadow", Some(shadow))] {
+        let kernel = Some(GuestKernel::Linux2631);
+        let experiment = Experiment { kernel, paging, threads: Some(40), ..Experiment::new(Environment::Hvm, 2) };
+        let world = || Simulation::new(&experiment, &profile, &workload, None).unwrap();
+        group.throughput(Throughput::Elements(world().run().unwrap().counters.events));
+        group.bench_function(name, |bencher| {
+            bencher.iter_batched(world, |world| black_box(world.run().unwrap()), BatchSize::PerIteration);
+        });
+    }
+    group.finish();
+}
+
 fn queue(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("queue");
     group.throughput(Throughput::Elements(1));
@@ -182,5 +216,5 @@ fn pinned(pcpus: usize, lone_skips_balance: bool) -> Scheduler {
     scheduler
 }
 
-criterion_group!(benches, worlds, many_vms, xen, queue, credit);
+criterion_group!(benches, paging, worlds, many_vms, xen, queue, credit);
 criterion_main!(benches);

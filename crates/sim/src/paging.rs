@@ -7,14 +7,14 @@
 //! entries are not global, the kernel's as well; those of other guests stay (VPID).
 //!
 //! Walks go through real tables entry by entry, on the core's own paging-structure caches. As the same process walks for the same
-//! pages again after each switch, one walk in [`SAMPLE`] is made, and the others take what that took; the entries' lines are
+//! pages again after each switch, one walk in `SAMPLE` is made, and the others take what that took; the entries' lines are
 //! a working set of their own in the core's caches, which fetch what has been displaced (`machine::cache`).
 
 use crate::engine::books::Cost;
 use crate::engine::random::Random;
 use crate::engine::{NS, Ps};
 use crate::guest::address_space::{AddressSpace, Frames, Hot};
-use crate::guest::kernel::Footprints;
+use crate::guest::kernel::{Footprints, Kernel};
 use crate::guest::thread::{Mode, Step};
 use crate::guest::vcpu::VcpuState;
 use crate::machine::cache::{Caches, LINE_BYTES, SetId};
@@ -34,8 +34,11 @@ use std::ops::Range;
 
 /// One walk in so many is made entry by entry.
 const SAMPLE: f64 = 16.0;
-/// Walks of a sample of the heap.
+/// Of one new process in so many all walks are made, once.
+const NEW_SAMPLE: u32 = 4;
+/// Walks of a sample of the heap, and for how many more they stand.
 const HEAP_SAMPLE: usize = 64;
+const HEAP_HOLDS: f64 = 50_000.0;
 /// Code comes to a page that it has not been at for a while once in this time, at most: assumed, as in `machine::tlb`.
 const NEW_PAGE: Ps = 25_000;
 /// What is missing is reckoned from this share of a page on.
@@ -66,8 +69,9 @@ struct Walked {
 struct Slot {
     /// The lines that walks for its pages go through.
     lines: SetId,
-    /// Those of the entries that map the heap.
+    /// Those of the entries that map the heap, and how many they are.
     heap_lines: SetId,
+    heap_size: u64,
     hot: Walked,
     heap: Walked,
 }
@@ -174,8 +178,6 @@ pub struct Machine<'a> {
     pub prices: &'a Prices,
     /// How many of its CPUs are in use.
     pub pcpus: usize,
-    /// The pages that guests' kernels go through.
-    pub footprints: Footprints,
 }
 
 /// What paging has to know of a VM.
@@ -186,12 +188,15 @@ pub struct Guest {
     threads: usize,
     space: Spec,
     execs: Vec<Spec>,
+    footprints: Footprints,
 }
 
 impl Guest {
-    /// A VM that runs a program.
-    pub fn new(spec: &VmSpec, program: &Program) -> Self {
+    /// A VM that runs a program on a kernel which goes through these pages, or as many as Linux 2.6.31 does.
+    pub fn new(spec: &VmSpec, program: &Program, footprints: Option<Footprints>) -> Self {
+        let footprints = footprints.or(Kernel::LINUX_2_6_31.footprints);
         Self {
+            footprints: footprints.expect("that kernel states them"),
             paging: spec.paging,
             vcpus: spec.vcpus as usize,
             threads: program.threads.len(),
@@ -290,10 +295,10 @@ impl Paging {
         let second = if shadow.is_some() { Second::None } else { Second::Nested(paging.backing, vm) };
         let mut frames = Frames::new(paging.memory_mib, paging.tables);
         let is_large = second == Second::Nested(Backing::Large, vm);
-        let pages = kernel_pages(&machine.footprints, is_large);
+        let pages = kernel_pages(&guest.footprints, is_large);
         let slot = self.new_slot(caches, 1);
         let kernel = AddressSpace::of_kernel(OF_KERNEL | vm, &pages, paging.mode, slot, &mut frames);
-        let of_size = if is_large { machine.footprints.large_kernel } else { machine.footprints.kernel };
+        let of_size = if is_large { guest.footprints.large_kernel } else { guest.footprints.kernel };
         let mut memory = VmMemory {
             mode: paging.mode,
             second,
@@ -318,9 +323,18 @@ impl Paging {
 
     fn new_slot(&mut self, caches: &mut Caches, heap_lines: u64) -> u32 {
         let mut set = |lines: u64| caches.add_set(lines.max(1) * LINE_BYTES, 0, true);
-        let (lines, heap_lines) = (set(1), set(heap_lines));
-        self.slots.push(Slot { lines, heap_lines, hot: Walked::default(), heap: Walked::default() });
+        let (lines, heap_size) = (set(1), heap_lines);
+        let heap_lines = set(heap_size);
+        self.slots.push(Slot { lines, heap_lines, heap_size, hot: Walked::default(), heap: Walked::default() });
         self.slots.len() as u32 - 1
+    }
+
+    /// A slot is used by a process with a heap whose entries take so many lines.
+    fn resize_heap(&mut self, caches: &mut Caches, slot: u32, lines: u64) {
+        let slot = &mut self.slots[slot as usize];
+        if std::mem::replace(&mut slot.heap_size, lines) != lines {
+            caches.resize(slot.heap_lines, lines);
+        }
     }
 
     fn add_space(&mut self, space: AddressSpace) -> u32 {
@@ -370,7 +384,7 @@ impl Paging {
         let space = *self.threads[t].spaces.last()?;
         let it = self.spaces[space as usize].as_ref()?;
         let misses = core.small.touch(it.owner, it.warm, most);
-        let heap = it.heap.map_or(0.0, |heap| {
+        let heap = it.heap.filter(|heap| heap.pages > 0).map_or(0.0, |heap| {
             let times = time as f64 / (heap.every_ns * NS) as f64;
             if heap.leaf == 2 && memory.second.by_large_pages() {
                 core.large_data.wander(it.owner | 1, it.owner, f64::from(heap.pages.div_ceil(512)), times)
@@ -422,12 +436,9 @@ impl Paging {
         let Some(heap) = it.heap else { return 0 };
         let slot = &mut self.slots[it.slot as usize];
         if slot.heap.holds_for <= 0.0 {
-            let pages: [Hot; HEAP_SAMPLE] = std::array::from_fn(|_| {
-                let page = self.random.below(heap.pages);
-                Hot { page: heap.first + Page::from(page), leaf: heap.leaf, frame: heap.frame + page }
-            });
+            let pages: [Hot; HEAP_SAMPLE] = std::array::from_fn(|_| it.of_heap(&heap, self.random.below(heap.pages)));
             slot.heap = sample(&mut self.cores[p].walker, it, memory, &pages, &mut self.seen);
-            slot.heap.holds_for = SAMPLE * HEAP_SAMPLE as f64;
+            slot.heap.holds_for = HEAP_HOLDS;
         }
         slot.heap.holds_for -= misses;
         let (walked, slot) = (slot.heap, *slot);
@@ -525,6 +536,16 @@ impl Paging {
             self.threads[t].slots.push(slot);
         }
         let slot = self.threads[t].slots[depth];
+        let Some(memory) = &self.vms[vm] else { return };
+        let of_parent = || self.spaces[self.threads[t].spaces[depth] as usize].as_ref().map_or(0, |it| it.slot);
+        let lines = match &spec {
+            Some(spec) => heap_lines(spec, memory.mode, memory.second),
+            None => self.slots[of_parent() as usize].heap_size,
+        };
+        self.resize_heap(caches, slot, lines);
+        if self.random.below(NEW_SAMPLE) == 0 {
+            self.slots[slot as usize].hot.holds_for = 0.0;
+        }
         let Some((memory, spaces, threads)) = self.vm_of(vm) else { return };
         let (thread, v) = (&mut threads[t], c - memory.first);
         let parent = thread.spaces[depth];

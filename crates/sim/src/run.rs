@@ -330,10 +330,9 @@ impl Simulation {
             return Err(ModelError::new("vms", found, "one each"));
         }
         let kernel_of = |spec: &VmSpec| kernel.copied().unwrap_or_else(|| Kernel::of(spec.guest.kernel));
-        let pages = specs.iter().find_map(|spec| kernel_of(spec).footprints);
-        // Where every VM's paging is simulated, nothing walks at a fixed price.
-        let fixed = pages.filter(|_| specs.iter().any(|spec| spec.paging.is_none()));
-        let walks = fixed.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
+        // A VM whose paging is simulated walks at no fixed price.
+        let pages = specs.iter().filter(|spec| spec.paging.is_none()).find_map(|spec| kernel_of(spec).footprints);
+        let walks = pages.map(|pages| Walks::new(profile, experiment.environment, pages)).transpose()?;
         let program = |(spec, workload): (VmSpec, &&Workload)| {
             let kernel = &kernel_of(&spec);
             fits(workload, spec.vcpus)?;
@@ -354,10 +353,10 @@ impl Simulation {
         let pcpus = experiment.pcpus() as usize;
         let programs = vms.iter().map(|(spec, program, _)| (spec.vcpus, program));
         let mut sets = WorkingSets::of(profile, &topology, pcpus, prices.cache_line, programs, has_paging)?;
-        let footprints = pages.or(Kernel::LINUX_2_6_31.footprints).expect("that kernel has them");
-        let guests: Vec<Guest> = vms.iter().map(|(spec, program, _)| Guest::new(spec, program)).collect();
+        let guest = |(spec, program, _): &(VmSpec, Program, _)| Guest::new(spec, program, kernel_of(spec).footprints);
+        let guests: Vec<Guest> = vms.iter().map(guest).collect();
         let mut world = World::new(experiment, &topology, prices, xen.as_ref(), walks, vms, timeline)?;
-        let machine = Machine { profile, prices: &prices, pcpus, footprints };
+        let machine = Machine { profile, prices: &prices, pcpus };
         let caches = sets.as_mut().map(|sets| sets.caches());
         let paging = Paging::of(&machine, &guests, caches, &mut world.shared.lines)?;
         world.working_sets = sets;

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 
 /// Most pages of a process that count by themselves.
 const MAX_PAGES: u64 = 1 << 20;
+/// Most places where they lie.
+const MAX_AREAS: u64 = 256;
 /// Largest heap: 64 GiB.
 const MAX_HEAP: u64 = 1 << 36;
 
@@ -31,6 +33,9 @@ pub struct AddressSpace {
     /// Pages of data that it goes through all the time.
     #[serde(default = "data_pages")]
     pub data_pages: u64,
+    /// In how many places these lie: the program's own, its stack's, and those of libraries between; 2 to 256.
+    #[serde(default = "areas")]
+    pub areas: u64,
     /// Pages of data that are mapped from the start on besides, and that fork(2) copies; those of the heap not counted.
     #[serde(default, skip_serializing_if = "super::is_zero")]
     pub resident_pages: u64,
@@ -51,6 +56,9 @@ fn code_pages() -> u64 {
 fn data_pages() -> u64 {
     60
 }
+fn areas() -> u64 {
+    3
+}
 fn heap_ns() -> u64 {
     200
 }
@@ -60,6 +68,7 @@ impl Default for AddressSpace {
         Self {
             code_pages: code_pages(),
             data_pages: data_pages(),
+            areas: areas(),
             resident_pages: 0,
             heap_bytes: 0,
             heap_ns: heap_ns(),
@@ -72,6 +81,7 @@ impl AddressSpace {
     pub(super) fn check(&self, place: &str) -> Result<(), ModelError> {
         range(&format!("{place}.code_pages"), self.code_pages, 1, MAX_PAGES)?;
         range(&format!("{place}.data_pages"), self.data_pages, 1, MAX_PAGES)?;
+        range(&format!("{place}.areas"), self.areas, 2, MAX_AREAS)?;
         range(&format!("{place}.resident_pages"), self.resident_pages, 0, MAX_PAGES)?;
         range(&format!("{place}.heap_bytes"), self.heap_bytes, 0, MAX_HEAP)?;
         range(&format!("{place}.heap_ns"), self.heap_ns, 1, super::MAX_NS)
@@ -95,8 +105,7 @@ mod tests {
     fn it_is_read_and_written_back() {
         let workload = read("{}", "null").unwrap();
         assert_eq!(workload.address_space, Some(AddressSpace::default()));
-        let all =
-            r#"{"code_pages":7,"data_pages":8,"resident_pages":9,"heap_bytes":8192,"heap_ns":3,"heap_page":"2m"}"#;
+        let all = r#"{"code_pages":7,"data_pages":8,"areas":12,"resident_pages":9,"heap_bytes":8192,"heap_ns":3,"heap_page":"2m"}"#;
         let both = read(all, all).unwrap();
         assert_eq!(both.address_space.unwrap().heap_page, HeapPage::Large);
         for workload in [workload, both] {
@@ -108,6 +117,7 @@ mod tests {
     fn what_cannot_be_is_refused_with_its_place() {
         for (space, exec, wanted) in [
             (r#"{"code_pages":0}"#, "{}", "address_space.code_pages: found 0; allowed: 1 to 1048576"),
+            (r#"{"areas":1}"#, "{}", "address_space.areas: found 1; allowed: 2 to 256"),
             (r#"{"heap_ns":0}"#, "{}", "address_space.heap_ns: found 0"),
             ("{}", r#"{"data_pages":0}"#, "groups.g.phases[0].fork.exec.data_pages: found 0"),
             (r#"{"pages":1}"#, "{}", "unknown field `pages`"),

@@ -3,22 +3,30 @@
 //!
 //! Memory that nobody has used yet is handed out in order: pages of data from one end of a free region, page tables from
 //! regions of 2 MiB of their own (the kernel groups pages by mobility, mm/page_alloc.c from 2.6.24 on). A page that has been
-//! freed goes to whoever asks next, hot pages first, whatever it was (`free_hot_cold_page`): so tables stay next to
-//! each other while pages are taken and kept, and come to lie all over what has been freed where processes come and go.
+//! freed goes to whoever asks next, whatever it was, the last freed first; of more than [`HOT`] of them the first freed go back to
+//! the zone, whose free pages are in no order, since some find their buddies and others do not, and from where they come
+//! back by batches. So tables stay next to each other while pages are taken and kept, and come to lie all over what has been
+//! freed where processes come and go beside each other.
 //! Confined tables have regions that hold nothing else.
 
+use crate::engine::random::Random;
 use crate::machine::lru_tlb::Owner;
 use crate::machine::page_tables::{Frame, Page, Shape, Tables};
 use muster_model::study::{GuestMode, TablePlacement};
 use muster_model::workload::{AddressSpace as Spec, HeapPage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
+/// Freed pages that a CPU keeps (`per_cpu_pages.high`), and how many of the zone's it gets at a time; as in `guest::allocator`.
+const HOT: usize = 186;
+const BATCH: usize = 31;
 /// Pages of 4 KiB in a region of 2 MiB.
 const REGION: u32 = 512;
 /// Where the kernel maps all memory, by page: 3 GiB, and in 64-bit mode 0xffff880000000000 less the sign.
 const DIRECT_MAP: [Page; 2] = [0xc_0000, 0x8_8000_0000];
 /// Where programs lie, by page: code and heap; libraries; stack (arch/x86/include/asm/elf.h, processor.h).
 const AREAS: [[Page; 3]; 2] = [[0x8048, 0xb_7c00, 0xb_ff00], [0x400, 0x7_f123_4560, 0x7_ffff_fe00]];
+/// Libraries are so many pages apart.
+const LIBRARY: Page = 0x400;
 /// From here on pages are mapped on demand.
 const DEMAND: [Page; 2] = [0x9000, 0x10_0000];
 /// Up to here.
@@ -34,7 +42,10 @@ pub struct Frames {
     /// What is left of the region that tables are taken from.
     region: std::ops::Range<Frame>,
     /// Freed ones, the last freed last.
-    freed: Vec<Frame>,
+    hot: VecDeque<Frame>,
+    /// Freed ones that the zone has.
+    zone: Vec<Frame>,
+    random: Random,
     /// Freed tables, where they are confined.
     freed_tables: Vec<Frame>,
 }
@@ -48,7 +59,9 @@ impl Frames {
             confined,
             unused: 4096,
             region: 0..0,
-            freed: Vec::new(),
+            hot: VecDeque::new(),
+            zone: Vec::new(),
+            random: Random::new(0, 0),
             freed_tables: Vec::new(),
         }
     }
@@ -62,15 +75,26 @@ impl Frames {
         self.unused - count
     }
 
+    /// A page that has been freed, if there is one.
+    fn freed(&mut self) -> Option<Frame> {
+        if self.hot.is_empty() {
+            for _ in 0..self.zone.len().min(BATCH) {
+                let place = self.random.below(self.zone.len() as u32);
+                self.hot.push_back(self.zone.swap_remove(place as usize));
+            }
+        }
+        self.hot.pop_back()
+    }
+
     /// A page of data.
     pub fn page(&mut self) -> Frame {
-        self.freed.pop().unwrap_or_else(|| self.fresh(1))
+        self.freed().unwrap_or_else(|| self.fresh(1))
     }
 
     /// A page table.
     pub fn table(&mut self) -> Frame {
-        let freed = if self.confined { &mut self.freed_tables } else { &mut self.freed };
-        if let Some(frame) = freed.pop() {
+        let freed = if self.confined { self.freed_tables.pop() } else { self.freed() };
+        if let Some(frame) = freed {
             return frame;
         }
         if self.region.is_empty() {
@@ -90,8 +114,15 @@ impl Frames {
 
     /// A process's pages are freed, and then its tables.
     fn free(&mut self, pages: impl IntoIterator<Item = Frame>, tables: impl Iterator<Item = Frame>) {
-        self.freed.extend(pages);
-        if self.confined { self.freed_tables.extend(tables) } else { self.freed.extend(tables) }
+        self.hot.extend(pages);
+        if self.confined {
+            self.freed_tables.extend(tables)
+        } else {
+            self.hot.extend(tables)
+        }
+        while self.hot.len() > HOT {
+            self.zone.extend(self.hot.pop_front());
+        }
     }
 }
 
@@ -128,10 +159,12 @@ pub struct Hot {
 pub struct Heap {
     /// Its first page.
     pub first: Page,
-    /// Where that lies; the others follow.
+    /// Where that lies; the others follow, unless it has come page by page.
     pub frame: Frame,
-    /// How many pages of 4 KiB.
+    /// How many pages of 4 KiB it has.
     pub pages: u32,
+    /// How many it grows to by pages that the process comes to.
+    pub most: u32,
     /// The level of the entries that map it.
     pub leaf: u8,
     /// Nanoseconds between two visits.
@@ -187,18 +220,21 @@ impl AddressSpace {
     /// A process that has just begun and whose tables have nothing but the first; its code and data are those of `spec`.
     pub fn new(owner: Owner, spec: &Spec, mode: GuestMode, slot: u32, frames: &mut Frames) -> Self {
         let shape = Shape::of(mode);
+        let first = DEMAND[is_long(shape)];
+        let grows =
+            Heap { first, frame: 0, pages: 0, most: (spec.heap_bytes / 4096) as u32, leaf: 1, every_ns: spec.heap_ns };
         Self {
             owner,
             tables: Tables::new(shape, frames.table()),
             hot: hot_pages(spec, shape),
             warm: 0,
-            heap: None,
+            heap: Some(grows).filter(|heap| heap.most > 0),
             regions: BTreeMap::new(),
             has_root_shadow: false,
             slot,
             code: spec.code_pages as u32,
             own: Vec::new(),
-            demand: DEMAND[is_long(shape)],
+            demand: first,
             demanded: 0,
             shared: 0,
         }
@@ -206,7 +242,7 @@ impl AddressSpace {
 
     /// The same with all its pages mapped, the heap's and other resident ones included.
     pub fn resident(owner: Owner, spec: &Spec, mode: GuestMode, slot: u32, frames: &mut Frames) -> Self {
-        let mut this = Self::new(owner, spec, mode, slot, frames);
+        let mut this = Self { heap: None, ..Self::new(owner, spec, mode, slot, frames) };
         for place in 0..this.hot.len() {
             this.warm_up(place, frames);
         }
@@ -214,11 +250,16 @@ impl AddressSpace {
         if pages > 0 {
             let leaf = if spec.heap_page == HeapPage::Large { 2 } else { 1 };
             let first = this.demand.next_multiple_of(this.tables.shape.reach());
-            let heap = Heap { first, frame: frames.run(pages), pages, leaf, every_ns: spec.heap_ns };
-            for page in (0..u64::from(pages)).step_by(if leaf == 2 { REGION as usize } else { 1 }) {
-                this.map(first + page, leaf, true, frames);
+            this.heap = Some(Heap { first, frame: frames.run(pages), pages, most: 0, leaf, every_ns: spec.heap_ns });
+            let reach = if leaf == 2 { u64::from(REGION) } else { this.tables.shape.reach() };
+            for page in (0..u64::from(pages)).step_by(reach as usize) {
+                this.tables.map(first + page, leaf, || frames.table());
+                let mapped = reach.min(u64::from(pages) - page) as u16;
+                if leaf == 1 {
+                    let region = Region { mapped, writable: mapped, ..Region::default() };
+                    this.regions.insert((first + page) / reach, region);
+                }
             }
-            this.heap = Some(heap);
             this.demand = first + u64::from(pages);
         }
         for _ in 0..spec.resident_pages {
@@ -295,6 +336,9 @@ impl AddressSpace {
         }
         self.demand += 1;
         self.demanded += 1;
+        if let Some(heap) = &mut self.heap {
+            heap.pages += u32::from(heap.pages < heap.most);
+        }
         self.map(self.demand - 1, 1, is_new, frames)
     }
 
@@ -329,11 +373,23 @@ impl AddressSpace {
                 region.writable = region.writable.min(region.mapped);
                 region.in_shadow = region.in_shadow.min(region.mapped);
             }
+            if let Some(heap) = &mut self.heap
+                && heap.most > 0
+            {
+                heap.pages = heap.pages.min(self.demanded);
+            }
             if let Some(frame) = self.own.pop() {
-                frames.freed.push(frame);
+                frames.free([frame], std::iter::empty());
             }
         }
         gone
+    }
+
+    /// One of its heap's pages.
+    pub fn of_heap(&self, heap: &Heap, page: u32) -> Hot {
+        let by_itself = || self.own[page as usize % self.own.len().max(1)];
+        let frame = if heap.most > 0 && !self.own.is_empty() { by_itself() } else { heap.frame + page };
+        Hot { page: heap.first + Page::from(page), leaf: heap.leaf, frame }
     }
 
     /// The process is over.
@@ -347,23 +403,21 @@ impl AddressSpace {
     }
 }
 
-/// Where a program's pages lie: code in its own text and in libraries, data in heap, libraries and stack.
+/// Where a program's pages lie: evenly in its own place, in libraries and in its stack's; code in all but that, with data behind.
 fn hot_pages(spec: &Spec, shape: Shape) -> Vec<Hot> {
-    let areas = AREAS[is_long(shape)];
-    let of = |count: u64, shares: [u64; 3], past: u64| {
-        (0..count).map(move |number| {
-            let mut at = number;
-            let sizes = [count * shares[0] / 10, count * shares[1] / 10];
-            let mut area = 0;
-            while area < 2 && at >= sizes[area] {
-                at -= sizes[area];
-                area += 1;
-            }
-            Hot { page: areas[area] + past + at, leaf: 1, frame: 0 }
-        })
+    let [program, libraries, stack] = AREAS[is_long(shape)];
+    let last = spec.areas - 1;
+    let base = move |area: u64| match area {
+        0 => program,
+        area if area == last => stack,
+        area => libraries - area * LIBRARY,
     };
-    // A library's data follows its text, and the heap the program's.
-    of(spec.code_pages, [6, 4, 0], 0).chain(of(spec.data_pages, [4, 3, 3], spec.code_pages)).collect()
+    let of = |count: u64, areas: u64, past: u64| {
+        let each = count.div_ceil(areas).max(1);
+        (0..count).map(move |number| Hot { page: base(number / each) + past + number % each, leaf: 1, frame: 0 })
+    };
+    let behind = spec.code_pages.div_ceil(last);
+    of(spec.code_pages, last, 0).chain(of(spec.data_pages, spec.areas, behind)).collect()
 }
 
 #[cfg(test)]
@@ -381,7 +435,7 @@ mod tests {
 
     #[test]
     fn a_small_process_has_a_few_tables() {
-        for (mode, tables) in [(GuestMode::Legacy, 4), (GuestMode::Pae, 6), (GuestMode::Long, 8)] {
+        for (mode, tables) in [(GuestMode::Legacy, 4), (GuestMode::Pae, 6), (GuestMode::Long, 10)] {
             let mut frames = Frames::new(512, TablePlacement::Allocated);
             let space = process(&mut frames, mode, &Spec::default());
             assert_eq!(space.tables.len(), tables, "{mode:?}");
@@ -398,22 +452,24 @@ mod tests {
         let server = process(&mut frames, GuestMode::Long, &heap);
         assert!(server.tables.len() > 128 && regions(&server) == 1, "{}", regions(&server));
 
-        // Forty requests are served at a time; each ends in turn, and another one begins.
+        // Forty requests are served at a time, each by a child that comes to up to 100 pages; who is done gives way to the next.
         let scattered = |placement| {
             let mut frames = Frames::new(1024, placement);
+            let mut random = Random::new(3, 0);
             let parent = process(&mut frames, GuestMode::Long, &Spec { resident_pages: 300, ..Spec::default() });
-            let mut children = std::collections::VecDeque::new();
-            for number in 0..2000u32 {
-                let mut child = parent.fork(number, 0, &mut frames);
-                for _ in 0..40 + number % 150 {
-                    child.touch(true, &mut frames);
-                }
-                children.push_back(child);
-                if children.len() > 40 {
-                    children.pop_front().expect("there are some").free(&mut frames);
+            let mut children: Vec<(AddressSpace, u32)> = Vec::new();
+            for number in 0..200_000 {
+                let turn = random.below(40) as usize;
+                match children.get_mut(turn) {
+                    Some((child, left)) if *left > 0 => {
+                        *left -= 1;
+                        child.touch(true, &mut frames);
+                    }
+                    Some(_) => children.swap_remove(turn).0.free(&mut frames),
+                    None => children.push((parent.fork(number, 0, &mut frames), random.below(100))),
                 }
             }
-            children.iter().map(regions).sum::<usize>() as f64 / children.len() as f64
+            children.iter().map(|(child, _)| regions(child)).sum::<usize>() as f64 / children.len() as f64
         };
         let (allocated, confined) = (scattered(TablePlacement::Allocated), scattered(TablePlacement::Confined));
         assert!(allocated > 4.0, "{allocated} regions of 2 MiB for the tables of one process");
@@ -434,6 +490,6 @@ mod tests {
         assert_eq!(gone.values().sum::<u16>(), 10);
         let tables = child.tables.len();
         child.free(&mut frames);
-        assert_eq!(frames.freed.len(), 70 + tables);
+        assert_eq!(frames.hot.len(), 70 + tables);
     }
 }

@@ -316,3 +316,148 @@ impl Shadow {
 fn region(spaces: &mut Spaces, (space, number): (u32, u64)) -> Option<&mut crate::guest::address_space::Region> {
     spaces[space as usize].as_mut()?.regions.get_mut(&number)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest::address_space::Frames;
+    use muster_model::study::{GuestMode, TablePlacement};
+    use muster_model::workload::AddressSpace as Spec;
+    use muster_model::{Profile, Topology};
+
+    const PRICES: ShadowPrices = ShadowPrices {
+        walk: 1,
+        inject: 10,
+        emulate: 100,
+        unsync: 1_000,
+        resync: 10_000,
+        fill: 100_000,
+        promote: 1_000_000,
+        cr3: 10_000_000,
+        invlpg: 100_000_000,
+    };
+
+    struct Bench {
+        shadow: Shadow,
+        spaces: Spaces,
+        frames: Frames,
+        todos: Todos,
+    }
+
+    /// A VM with one process, that has 80 pages in three tables.
+    fn bench(sync: ShadowSync) -> Bench {
+        let text = include_str!("../../../../machines/gleaner-r720.toml");
+        let prices = Prices::new(&Profile::from_toml(text, "machine").unwrap()).unwrap();
+        let mut lines = Lines::new(&Topology::regular(1, 1, 2, 1).unwrap(), 2, [0; 5], 0, 0);
+        let mut frames = Frames::new(64, TablePlacement::Allocated);
+        let space = AddressSpace::resident(0, &Spec::default(), GuestMode::Legacy, 0, &mut frames);
+        let shadow = Shadow::new(&mut lines, PRICES, &prices, sync, 1);
+        Bench { shadow, spaces: vec![Some(space)], frames, todos: Todos::new() }
+    }
+
+    impl Bench {
+        fn load(&mut self, space: u32) -> Todo {
+            let todo = self.shadow.load(0, &mut self.spaces, space, 1, &mut self.todos);
+            self.shadow.refill(&mut self.spaces, space, &mut self.todos);
+            todo
+        }
+
+        fn took(&mut self) -> Vec<(Exit, Ps)> {
+            self.todos.drain(..).map(|todo| (todo.exit, todo.inside)).collect()
+        }
+
+        fn count(&mut self, exit: Exit) -> usize {
+            self.took().iter().filter(|(of, _)| *of == exit).count()
+        }
+
+        fn regions(&self) -> Vec<u64> {
+            self.spaces[0].as_ref().unwrap().regions.keys().copied().collect()
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_loaded_for_the_first_time_gets_its_shadows() {
+        let mut bench = bench(ShadowSync::Trap);
+        let first = bench.load(0);
+        assert_eq!(first.inside, PRICES.cr3 + PRICES.promote, "the shadow of its first table");
+        let took = bench.took();
+        let tables = bench.regions().len();
+        assert_eq!(took.iter().filter(|(_, inside)| *inside > PRICES.promote).count(), tables);
+        assert!(took.iter().all(|(exit, _)| *exit == Exit::HiddenFault));
+        assert_eq!(bench.load(0).inside, PRICES.cr3);
+        assert_eq!(bench.took(), [], "it has them still");
+    }
+
+    #[test]
+    fn each_write_is_emulated_and_the_second_in_a_row_ends_the_shadow() {
+        let mut bench = bench(ShadowSync::Trap);
+        bench.load(0);
+        bench.took();
+        let at = (0, bench.regions()[0]);
+        for _ in 0..5 {
+            bench.shadow.fault(0, &mut bench.todos);
+            bench.shadow.write(0, &mut bench.spaces, at, 1, &mut bench.todos);
+        }
+        assert_eq!(bench.took().len(), 10, "a fault comes before each");
+        bench.shadow.fault(0, &mut bench.todos);
+        bench.shadow.write(0, &mut bench.spaces, at, 500, &mut bench.todos);
+        assert_eq!(bench.count(Exit::WriteProtect), 2);
+        assert!(!bench.shadow.has_made(&mut bench.spaces, at));
+        bench.shadow.fill(&mut bench.spaces, at, &mut bench.todos);
+        assert_eq!(bench.took(), [(Exit::HiddenFault, PRICES.fill + PRICES.promote)]);
+    }
+
+    #[test]
+    fn tables_out_of_sync_exit_once_and_come_back_with_the_next_base() {
+        let mut bench = bench(ShadowSync::Lazy);
+        bench.load(0);
+        bench.took();
+        let at = (0, bench.regions()[0]);
+        for _ in 0..7 {
+            bench.shadow.write(0, &mut bench.spaces, at, 9, &mut bench.todos);
+        }
+        assert_eq!(bench.took(), [(Exit::WriteProtect, PRICES.unsync)]);
+        assert_eq!(bench.load(0).inside, PRICES.cr3 + PRICES.resync);
+        bench.shadow.write(0, &mut bench.spaces, at, 1, &mut bench.todos);
+        bench.shadow.drop_one(0, &mut bench.spaces, at, &mut bench.todos);
+        assert_eq!(bench.took(), [(Exit::WriteProtect, PRICES.unsync), (Exit::Invlpg, PRICES.resync)]);
+    }
+
+    #[test]
+    fn a_vcpu_lets_three_tables_go_out_of_sync() {
+        let mut bench = bench(ShadowSync::Lazy);
+        let spec = Spec { heap_bytes: 30 << 20, ..Spec::default() };
+        bench.spaces[0] = Some(AddressSpace::resident(0, &spec, GuestMode::Legacy, 0, &mut bench.frames));
+        for number in bench.regions() {
+            bench.shadow.fill(&mut bench.spaces, (0, number), &mut bench.todos);
+        }
+        bench.took();
+        bench.shadow.fork(0, &mut bench.spaces, 0, &mut bench.todos);
+        let took = bench.took();
+        let evicted = took.iter().filter(|(_, inside)| *inside == PRICES.unsync + PRICES.resync).count();
+        assert_eq!((took.len(), evicted), (bench.regions().len(), bench.regions().len() - LAZY));
+    }
+
+    #[test]
+    fn fork_and_exit_write_each_table_twice_however_many_pages_there_are() {
+        let mut bench = bench(ShadowSync::Trap);
+        bench.load(0);
+        bench.took();
+        let tables = bench.regions().len();
+        bench.shadow.fork(0, &mut bench.spaces, 0, &mut bench.todos);
+        let writable = bench.spaces[0].as_ref().unwrap().regions.values().filter(|region| region.writable > 0).count();
+        assert_eq!(bench.count(Exit::WriteProtect), 2 * writable);
+        let child = bench.spaces[0].as_ref().unwrap().fork(2, 0, &mut bench.frames);
+        bench.spaces.push(Some(child));
+        bench.load(1);
+        assert!(bench.count(Exit::HiddenFault) > tables, "its shadows are its own");
+        bench.shadow.end(0, &mut bench.spaces, 1, &mut bench.todos);
+        assert_eq!(bench.count(Exit::WriteProtect), 2 * tables + 2);
+        bench.shadow.fork(0, &mut bench.spaces, 0, &mut bench.todos);
+        assert_eq!(
+            bench.count(Exit::WriteProtect),
+            2,
+            "its first table is taken for one still; the parent's shadows are gone"
+        );
+    }
+}

@@ -2,9 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use muster_model::study::{
-    Apic, BackEnd, Client, Consolidation, Disk, Environment, Experiment, GuestKernel, IdleKind, Kvm, Moderation,
-    Network, Nic, Path, Pin, Placement, Ple, PleKind, Remedy, RemoteWake, Service, Share, SpinLocks, Storage, Tickle,
-    Vectoring, VmDevices, VmScheduler, VmSpec, WakeSignal, Yield,
+    Apic, BackEnd, Backing, Client, Consolidation, Disk, Environment, Experiment, GuestKernel, GuestMode, IdleKind,
+    Kvm, Moderation, Network, Nic, Paging, PagingKind, Path, Pin, Placement, Ple, PleKind, Remedy, RemoteWake, Service,
+    ShadowSync, Share, SpinLocks, Storage, TablePlacement, Tickle, Vectoring, VmDevices, VmScheduler, VmSpec,
+    WakeSignal, Yield,
 };
 use muster_model::workload::{Duration, Group, WorkingSet};
 use muster_model::{Account, Profile, Topology, Workload};
@@ -126,6 +127,11 @@ pub fn case(seed: u64) -> Case {
     if case.experiment.environment == Environment::Virtual && spins.below(2) == 0 {
         with_spinning(&mut case, &mut spins);
     }
+    // Again from numbers of their own.
+    let mut paging = Draw(Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(3)));
+    if paging.below(3) == 0 {
+        with_paging(&mut case, &mut paging);
+    }
     case
 }
 
@@ -219,6 +225,38 @@ fn with_siblings(profile: &mut Profile, draw: &mut Draw) {
         price.ns = ns;
         profile.prices.insert(format!("sim.cpu.{name}"), price.clone());
     }
+}
+
+/// Gives VMs page tables that are simulated entry by entry, and the machine what that takes.
+fn with_paging(case: &mut Case, draw: &mut Draw) {
+    if !matches!(case.experiment.environment, Environment::Virtual | Environment::Hvm) {
+        return;
+    }
+    let text = include_str!("../../../../machines/hardware-acceleration-xeon.toml");
+    let Profile { platform, prices, .. } =
+        Profile::from_toml(text, "machines/hardware-acceleration-xeon.toml").unwrap();
+    (case.profile.platform.caches, case.profile.platform.tlbs) = (platform.caches, platform.tlbs);
+    case.profile.platform.walk_caches = platform.walk_caches;
+    let taken =
+        |name: &str| name.starts_with("cache.l") || name.starts_with("sim.vmm.shadow") || name == "memory.latency";
+    case.profile.prices.extend(prices.into_iter().filter(|(name, _)| taken(name)));
+    let mut paging = || {
+        let kind = [PagingKind::Shadow, PagingKind::Nested][draw.below(2)];
+        let is_shadow = kind == PagingKind::Shadow;
+        Paging {
+            mode: [GuestMode::Legacy, GuestMode::Pae, GuestMode::Long][draw.below(3)],
+            backing: if is_shadow { Backing::Small } else { [Backing::Small, Backing::Large][draw.below(2)] },
+            tables: if is_shadow {
+                TablePlacement::Allocated
+            } else {
+                [TablePlacement::Allocated, TablePlacement::Confined][draw.below(2)]
+            },
+            sync: if is_shadow { [ShadowSync::Trap, ShadowSync::Lazy][draw.below(2)] } else { ShadowSync::Trap },
+            ..Paging::new(kind)
+        }
+    };
+    case.experiment.paging = Some(paging());
+    case.experiment.vms.iter_mut().for_each(|vm| vm.paging = Some(paging()));
 }
 
 /// Gives the machine caches, and some groups of threads working sets that fit them or do not.
@@ -452,6 +490,8 @@ pub fn run_checked(case: &Case) -> Result<Outcome, String> {
 
 fn check_misses(workloads: &[&Workload], outcome: &Outcome) -> Result<(), String> {
     let follows = workloads.iter().flat_map(|workload| &workload.groups).any(|group| group.working_set.is_some());
+    // Page tables are working sets, too.
+    let follows = follows || outcome.paging.is_some();
     let Some(misses) = &outcome.cache_misses else {
         return if follows { Err("no cache is followed".to_owned()) } else { Ok(()) };
     };
