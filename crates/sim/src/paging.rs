@@ -23,7 +23,7 @@ use crate::machine::lru_tlb::{LruTlb, Owner};
 use crate::machine::page_tables::{Page, Reference, Second, Shape, Tables, Walker};
 use crate::machine::prices::{Prices, ReferencePrices, ShadowPrices};
 use crate::machine::walk::Walk;
-use crate::vmm::shadow::{Exit, Shadow, ShadowExits, Spaces, Todos};
+use crate::vmm::shadow::{Exit, Shadow, ShadowExits, Spaces, Todos, Write};
 use crate::workload::program::Program;
 use crate::world::{NONE, World};
 use muster_model::profile::{Dimension, TlbUse};
@@ -506,7 +506,7 @@ impl Paging {
         let (v, todos, at) = (c - memory.first, &mut thread.todos, (space, touched.region));
         shadow.fault(v, todos);
         shadow.write_upper(it, touched.tables, todos);
-        shadow.write(v, spaces, at, 1, todos);
+        shadow.write(v, spaces, at, (1, Write::Maps), todos);
         if touched.was_copied {
             shadow.drop_one(v, spaces, at, todos);
         }
@@ -594,7 +594,7 @@ impl Paging {
         let gone = it.unmap(pages, &mut memory.frames);
         if let Some(shadow) = memory.shadow.as_mut() {
             for (number, entries) in gone {
-                shadow.write(c - memory.first, spaces, (space, number), entries, &mut thread.todos);
+                shadow.write(c - memory.first, spaces, (space, number), (entries, Write::Clears), &mut thread.todos);
             }
         }
         if thread.spaces.len() > 1 {

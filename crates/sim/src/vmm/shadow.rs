@@ -3,8 +3,10 @@
 //! As in Xen (xen/arch/x86/mm/shadow/multi.c, common.c; 3.4 and 4.0):
 //! - A page fault of the guest's own exits, too; the VMM walks the guest's tables without a lock and passes it on.
 //! - A table with a shadow is write-protected. A write to it is emulated under the VM's one lock, and the shadow's entry made
-//!   (`validate_guest_pt_write`). The second such write to one table in a row, with no fault in between, is taken for the
-//!   beginning of fork(2) or exit(2): the shadow is thrown away, and further writes are free (`check_for_early_unshadow`).
+//!   (`sh_validate_guest_pt_write`); where that takes rights away, the VM's other vCPUs are told. So fork(2) exits for each page
+//!   that the parent may write. The second entry of one table in a row that is cleared, with no other write or fault in between,
+//!   is taken for the beginning of exit(2): the shadow is thrown away, and further writes are free (`emulate_unmap_dest`,
+//!   `check_for_early_unshadow`).
 //! - With [`ShadowSync::Lazy`] a table of the last level goes out of sync instead: the write exits once, until the table is brought
 //!   back when its vCPU loads a page-table base or drops a translation of it, or when a vCPU has more than three such tables
 //!   (`sh_unsync`, `sh_resync_all`, SHADOW_OOS_PAGES).
@@ -34,6 +36,17 @@ use std::collections::VecDeque;
 const PREFETCH: u16 = 32;
 /// Tables that a vCPU lets go out of sync at a time (SHADOW_OOS_PAGES).
 const LAZY: usize = 3;
+
+/// What the guest writes to an entry of a table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// A page that has been mapped.
+    Maps,
+    /// The same page without the right to write it.
+    Protects,
+    /// Nothing.
+    Clears,
+}
 
 /// Why a vCPU left the guest for its page tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +130,7 @@ pub struct Shadow {
     /// By vCPU within the VM, tables out of sync: address space and region.
     lazy: Vec<VecDeque<(u32, u64)>>,
     /// By vCPU, the table to which the last write was emulated.
-    last_emulated: Vec<Option<(u32, u64)>>,
+    last_cleared: Vec<Option<(u32, u64)>>,
     /// First tables of processes that are gone; the VMM still takes them for tables.
     stale: u32,
     /// What was done.
@@ -135,7 +148,7 @@ impl Shadow {
             tell: if vcpus > 1 { tell } else { 0 },
             sync,
             lazy: vec![VecDeque::new(); vcpus],
-            last_emulated: vec![None; vcpus],
+            last_cleared: vec![None; vcpus],
             stale: 0,
             exits: ShadowExits::default(),
         }
@@ -168,28 +181,38 @@ impl Shadow {
 
     /// The guest has a page fault of its own.
     pub fn fault(&mut self, vcpu: usize, todos: &mut Todos) {
-        self.last_emulated[vcpu] = None;
+        self.last_cleared[vcpu] = None;
         todos.push_back(self.todo(Exit::GuestFault, 0));
     }
 
     /// The guest writes so many entries of a table of the last level.
-    pub fn write(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), entries: u16, todos: &mut Todos) {
+    pub fn write(
+        &mut self,
+        vcpu: usize,
+        spaces: &mut Spaces,
+        at: (u32, u64),
+        (entries, what): (u16, Write),
+        todos: &mut Todos,
+    ) {
         match self.sync {
-            ShadowSync::Trap => (0..entries).for_each(|_| self.emulate(vcpu, spaces, at, todos)),
+            ShadowSync::Trap => (0..entries).for_each(|_| self.emulate(vcpu, spaces, at, what, todos)),
             ShadowSync::Lazy => self.unsync(vcpu, spaces, at, todos),
         }
     }
 
-    fn emulate(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), todos: &mut Todos) {
+    fn emulate(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), what: Write, todos: &mut Todos) {
         let Some(region) = region(spaces, at).filter(|region| region.has_shadow) else { return };
-        let is_second = self.last_emulated[vcpu] == Some(at);
-        if is_second {
-            (region.has_shadow, region.in_shadow) = (false, 0);
-        } else {
-            region.in_shadow = (region.in_shadow + 1).min(region.mapped);
+        let is_second = what == Write::Clears && self.last_cleared[vcpu] == Some(at);
+        let loses_rights = what != Write::Maps && region.in_shadow > 0;
+        match what {
+            Write::Clears if is_second => (region.has_shadow, region.in_shadow) = (false, 0),
+            Write::Clears => region.in_shadow = region.in_shadow.saturating_sub(1),
+            Write::Maps => region.in_shadow = (region.in_shadow + 1).min(region.mapped),
+            Write::Protects => {}
         }
-        self.last_emulated[vcpu] = Some(at).filter(|_| !is_second);
-        todos.push_back(self.todo(Exit::WriteProtect, self.prices.emulate));
+        self.last_cleared[vcpu] = Some(at).filter(|_| what == Write::Clears && !is_second);
+        let tell = if loses_rights { self.tell } else { 0 };
+        todos.push_back(self.todo(Exit::WriteProtect, self.prices.emulate + tell));
     }
 
     fn unsync(&mut self, vcpu: usize, spaces: &mut Spaces, at: (u32, u64), todos: &mut Todos) {
@@ -290,7 +313,7 @@ impl Shadow {
         let Some(it) = spaces[parent as usize].as_ref() else { return };
         let regions: Vec<(u64, u16)> = it.regions.iter().map(|(&number, region)| (number, region.writable)).collect();
         for (number, writable) in regions {
-            self.write(vcpu, spaces, (parent, number), writable, todos);
+            self.write(vcpu, spaces, (parent, number), (writable, Write::Protects), todos);
         }
     }
 
@@ -300,7 +323,7 @@ impl Shadow {
         let regions: Vec<(u64, u16)> = it.regions.iter().map(|(&number, region)| (number, region.mapped)).collect();
         let (upper, cleared) = (it.has_root_shadow, regions.len().min(2) as u32);
         for &(number, mapped) in &regions {
-            self.write(vcpu, spaces, (space, number), mapped, todos);
+            self.write(vcpu, spaces, (space, number), (mapped, Write::Clears), todos);
         }
         if let Some(it) = spaces[space as usize].as_ref() {
             // The second write in a row to a directory ends its shadow.
@@ -308,7 +331,7 @@ impl Shadow {
         }
         self.stale += u32::from(upper);
         self.lazy.iter_mut().for_each(|tables| tables.retain(|&(of, _)| of != space));
-        let last = self.last_emulated.iter_mut();
+        let last = self.last_cleared.iter_mut();
         last.for_each(|last| *last = last.filter(|&(of, _)| of != space));
     }
 }
@@ -389,19 +412,24 @@ mod tests {
     }
 
     #[test]
-    fn each_write_is_emulated_and_the_second_in_a_row_ends_the_shadow() {
+    fn each_write_is_emulated_and_the_second_cleared_in_a_row_ends_the_shadow() {
         let mut bench = bench(ShadowSync::Trap);
         bench.load(0);
         bench.took();
         let at = (0, bench.regions()[0]);
         for _ in 0..5 {
             bench.shadow.fault(0, &mut bench.todos);
-            bench.shadow.write(0, &mut bench.spaces, at, 1, &mut bench.todos);
+            bench.shadow.write(0, &mut bench.spaces, at, (1, Write::Clears), &mut bench.todos);
         }
         assert_eq!(bench.took().len(), 10, "a fault comes before each");
-        bench.shadow.fault(0, &mut bench.todos);
-        bench.shadow.write(0, &mut bench.spaces, at, 500, &mut bench.todos);
-        assert_eq!(bench.count(Exit::WriteProtect), 2);
+        for what in [Write::Maps, Write::Protects] {
+            bench.shadow.write(0, &mut bench.spaces, at, (9, what), &mut bench.todos);
+            assert_eq!(bench.count(Exit::WriteProtect), 9, "{what:?}");
+        }
+        bench.shadow.write(0, &mut bench.spaces, at, (1, Write::Clears), &mut bench.todos);
+        bench.shadow.write(0, &mut bench.spaces, at, (1, Write::Maps), &mut bench.todos);
+        bench.shadow.write(0, &mut bench.spaces, at, (500, Write::Clears), &mut bench.todos);
+        assert_eq!(bench.count(Exit::WriteProtect), 4);
         assert!(!bench.shadow.has_made(&mut bench.spaces, at));
         bench.shadow.fill(&mut bench.spaces, at, &mut bench.todos);
         assert_eq!(bench.took(), [(Exit::HiddenFault, PRICES.fill + PRICES.promote)]);
@@ -414,11 +442,11 @@ mod tests {
         bench.took();
         let at = (0, bench.regions()[0]);
         for _ in 0..7 {
-            bench.shadow.write(0, &mut bench.spaces, at, 9, &mut bench.todos);
+            bench.shadow.write(0, &mut bench.spaces, at, (9, Write::Maps), &mut bench.todos);
         }
         assert_eq!(bench.took(), [(Exit::WriteProtect, PRICES.unsync)]);
         assert_eq!(bench.load(0).inside, PRICES.cr3 + PRICES.resync);
-        bench.shadow.write(0, &mut bench.spaces, at, 1, &mut bench.todos);
+        bench.shadow.write(0, &mut bench.spaces, at, (1, Write::Maps), &mut bench.todos);
         bench.shadow.drop_one(0, &mut bench.spaces, at, &mut bench.todos);
         assert_eq!(bench.took(), [(Exit::WriteProtect, PRICES.unsync), (Exit::Invlpg, PRICES.resync)]);
     }
@@ -439,14 +467,15 @@ mod tests {
     }
 
     #[test]
-    fn fork_and_exit_write_each_table_twice_however_many_pages_there_are() {
+    fn fork_exits_for_each_page_and_the_end_twice_for_each_table() {
         let mut bench = bench(ShadowSync::Trap);
         bench.load(0);
         bench.took();
         let tables = bench.regions().len();
         bench.shadow.fork(0, &mut bench.spaces, 0, &mut bench.todos);
-        let writable = bench.spaces[0].as_ref().unwrap().regions.values().filter(|region| region.writable > 0).count();
-        assert_eq!(bench.count(Exit::WriteProtect), 2 * writable);
+        let writable: usize =
+            bench.spaces[0].as_ref().unwrap().regions.values().map(|region| usize::from(region.writable)).sum();
+        assert_eq!(bench.count(Exit::WriteProtect), writable);
         let child = bench.spaces[0].as_ref().unwrap().fork(2, 0, &mut bench.frames);
         bench.spaces.push(Some(child));
         bench.load(1);
@@ -454,10 +483,6 @@ mod tests {
         bench.shadow.end(0, &mut bench.spaces, 1, &mut bench.todos);
         assert_eq!(bench.count(Exit::WriteProtect), 2 * tables + 2);
         bench.shadow.fork(0, &mut bench.spaces, 0, &mut bench.todos);
-        assert_eq!(
-            bench.count(Exit::WriteProtect),
-            2,
-            "its first table is taken for one still; the parent's shadows are gone"
-        );
+        assert_eq!(bench.count(Exit::WriteProtect), 2 + writable, "its first table is taken for one still");
     }
 }
