@@ -24,7 +24,7 @@ struct Host {
 impl Host {
     /// Domains with so many vCPUs each on a machine of two cache domains, or one pCPU.
     fn new(pcpus: usize, domains: &[(Share, usize)], affinity: impl Fn(usize) -> CpuSet) -> Self {
-        let topology = if pcpus % 4 == 0 {
+        let topology = if pcpus.is_multiple_of(4) {
             Topology::regular(2, 1, pcpus as u32 / 4, 2)
         } else {
             Topology::regular(1, 1, pcpus as u32, 1)

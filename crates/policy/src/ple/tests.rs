@@ -1,3 +1,5 @@
+//! The window and the gap that are chosen, from histograms and curves of known shape.
+
 use super::*;
 use proptest::prelude::*;
 

@@ -104,7 +104,7 @@ impl World {
             total += prices.interrupt;
             if self.virtualized {
                 let by_ipi = bit & (reason::RESCHEDULE | reason::FLUSH) != 0;
-                let exit = !first && !(posts && by_ipi);
+                let exit = !(first || posts && by_ipi);
                 let enters = if first { prices.vm_entry } else { 0 };
                 let kick = prices.kick() + if by_ipi { prices.kick_delivery } else { 0 };
                 total += match (posts, exit) {
