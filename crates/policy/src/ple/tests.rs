@@ -1,3 +1,5 @@
+//! What the window, the gap and directed yield are held to.
+
 use super::*;
 use proptest::prelude::*;
 
