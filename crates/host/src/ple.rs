@@ -69,7 +69,7 @@ pub enum Answer {
     /// On a KVM host.
     Host {
         /// What was seen.
-        exits: PauseExits,
+        exits: Box<PauseExits>,
         /// What the policy would choose if the spins that outlasted KVM's window were all waits: an estimate from above.
         longest: Option<Certainty>,
     },
@@ -86,7 +86,7 @@ impl Answer {
     /// Asks the policy about a host's exits. Where windows do not grow, a spin's length is not told.
     pub fn for_host(exits: PauseExits) -> Self {
         let longest = exits.kvm.is_adaptive().then(|| Certainty::of(&exits.spins.outlasted).ok()).flatten();
-        Self::Host { exits, longest }
+        Self::Host { exits: Box::new(exits), longest }
     }
 
     /// For a person.

@@ -1,3 +1,5 @@
+//! What EEVDF is held to.
+
 use super::*;
 use proptest::prelude::*;
 

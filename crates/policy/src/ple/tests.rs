@@ -1,4 +1,8 @@
+<<<<<<< HEAD
 //! The window and the gap that are chosen, from histograms and curves of known shape.
+=======
+//! What the window, the gap and directed yield are held to.
+>>>>>>> rig
 
 use super::*;
 use proptest::prelude::*;
