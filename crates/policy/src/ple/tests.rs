@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-//! The window and the gap that are chosen, from histograms and curves of known shape.
-=======
 //! What the window, the gap and directed yield are held to.
->>>>>>> rig
 
 use super::*;
 use proptest::prelude::*;
