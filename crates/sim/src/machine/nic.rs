@@ -45,7 +45,7 @@ impl Wire {
     }
 
     fn takes(&self, burst: &Burst) -> Ps {
-        (u128::from(burst.bytes.max(1)) * u128::from(self.ps_per_kib) >> 10) as Ps
+        ((u128::from(burst.bytes.max(1)) * u128::from(self.ps_per_kib)) >> 10) as Ps
     }
 
     /// Puts a burst on a lane; how long it takes if the lane was free.
