@@ -74,6 +74,7 @@ pub fn with_unit(value: f64, unit: &str) -> String {
         "%" => format!("{} %", significant(value)),
         "x" => ratio(value),
         "" | "1" => significant(value),
+        "cycles" => format!("{} cycles", thousands(&format!("{value:.0}"))),
         _ => format!("{} {unit}", significant(value)),
     }
 }

@@ -254,7 +254,7 @@ fn what_cannot_be_simulated_is_refused() {
     let fine = workload(r#"{"name":"a","count":1,"phases":[]}"#);
     let send = workload(r#"{"name":"a","count":1,"phases":[{"send":{"bytes":1}}]}"#);
     let one = experiment(Environment::Native, 1);
-    assert!(refused(&one, &send, &profile).contains("cannot simulate yet"));
+    assert!(refused(&one, &send, &profile).contains("devices: found none for a phase `send`"));
     assert!(refused(&experiment(Environment::Native, 17), &fine, &profile).contains("1 to 16"));
     let pinned = workload(r#"{"name":"a","count":1,"cpus":"5","phases":[]}"#);
     assert!(refused(&one, &pinned, &profile).contains("groups.a.cpus"));

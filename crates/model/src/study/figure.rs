@@ -270,7 +270,8 @@ struct Written {
     /// The programs in the paper's order; rows of `columns` bear their names.
     #[serde(default)]
     programs: Vec<String>,
-    /// Where their workloads are: `{program}` stands for the name in small letters with hyphens for spaces.
+    /// Where their workloads are: `{program}` stands for the name in small letters with hyphens for spaces. That of a single
+    /// program may have any name.
     #[serde(default)]
     workloads: String,
     #[serde(default)]
@@ -408,7 +409,7 @@ impl Written {
                 if self.programs.is_empty() { "none: `programs` is empty".into() } else { self.programs.join(", ") };
             return Err(ModelError::new(place, format!("unknown program `{program}`"), names));
         }
-        if !self.workloads.contains("{program}") {
+        if self.programs.len() > 1 && !self.workloads.contains("{program}") {
             return Err(ModelError::new("workloads", format!("`{}`", self.workloads), "a path with `{program}` in it"));
         }
         Ok(self.workloads.replace("{program}", &program.to_lowercase().replace(' ', "-")))

@@ -453,7 +453,7 @@ mod tests {
             (r#"{"utilization":{"run":"twice"}}"#, 62.5),
             (r#"{"idle-period":{"run":"twice"}}"#, 400_001.0),
             (r#"{"idle-above":{"run":"twice","us":1074}}"#, 10.0),
-            (r#"{"idle-above":{"run":"twice","us":1}}"#, 10.0),
+            (r#"{"idle-above":{"run":"twice","us":1}}"#, 10.000025),
             (r#"{"cpu-use":{"run":"twice"}}"#, 500.0),
             (r#"{"cpu-use":{"run":"twice","of":"service"}}"#, 300.0),
             (r#"{"cpu-added":{"run":"twice","baseline":"once"}}"#, 0.0),
