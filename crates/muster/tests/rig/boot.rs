@@ -36,8 +36,7 @@ const CPU: &str = "EPYC-v3,+svm,+pause-filter,+pfthreshold,-rdseed,-sha-ni,-fxsr
 const NVME: &str = "nvme,serial=rig,id=nvme,bus=root,subsys=subsystem,sriov_max_vfs=4,sriov_vq_flexible=8,\
                     sriov_vi_flexible=4,max_ioqpairs=10,msix_qsize=9";
 /// What the kernel is told; behind `--` what its first process is told, which is this test.
-const KERNEL_ARGUMENTS: &str =
-    "console=ttyS0 loglevel=4 panic=-1 intel_iommu=on rdinit=/init -- guest --exact --ignored --nocapture";
+const KERNEL_ARGUMENTS: &str = "console=ttyS0 loglevel=4 panic=-1 no_timer_check intel_iommu=on rdinit=/init -- guest --exact --ignored --nocapture";
 
 /// QEMU, or why there is none.
 pub fn find_qemu() -> Result<PathBuf, String> {

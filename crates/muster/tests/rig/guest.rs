@@ -25,7 +25,7 @@ const LINE: &str = "/dev/ttyS1";
 
 /// When a guest with these settings switches itself off whatever it does.
 pub fn lifetime(settings: &str) -> Duration {
-    Duration::from_secs(if settings == ALL { 3600 } else { 300 })
+    Duration::from_secs(if settings == ALL { 3600 } else { 240 })
 }
 
 /// What each scene came to, out of what a guest said.

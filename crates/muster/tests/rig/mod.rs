@@ -24,7 +24,13 @@ pub type Scene = (&'static str, fn() -> Outcome);
 fn played() -> &'static Result<BTreeMap<String, Outcome>, String> {
     static PLAYED: OnceLock<Result<BTreeMap<String, Outcome>, String>> = OnceLock::new();
     PLAYED.get_or_init(|| {
-        let said = boot::boot(&kernel::find()?, &boot::find_qemu()?)?;
+        let (kernel, qemu) = (kernel::find()?, boot::find_qemu()?);
+        let mut said = boot::boot(&kernel, &qemu)?;
+        if !said.contains(guest::END) {
+            // On a loaded machine the emulator loses timer interrupts now and then, and a guest hangs.
+            eprintln!("once more: the guest did not come to its end");
+            said += &boot::boot(&kernel, &qemu)?;
+        }
         Ok(guest::outcomes(&said))
     })
 }
