@@ -7,6 +7,7 @@ pub mod advice;
 pub mod colocate;
 pub mod consolidate;
 pub mod credit;
+pub mod domain;
 pub mod eevdf;
 pub mod halt_poll;
 pub mod host;

@@ -17,6 +17,7 @@ mod tests;
 
 pub use account::Accounting;
 
+pub use crate::domain::{DEFAULT_WEIGHT, DomainId, Share, VcpuId};
 pub use muster_model::study::Tickle;
 use muster_model::{CpuSet, ModelError, Topology};
 use serde::{Deserialize, Serialize};
@@ -31,13 +32,6 @@ pub const PERIOD_NS: u64 = 3 * TICK_NS;
 pub const CREDITS_PER_MS: i64 = 10;
 /// What a pCPU yields in an accounting period, and how far a vCPU's credits may go to either side.
 pub const CREDITS_PER_PERIOD: i64 = CREDITS_PER_MS * (PERIOD_NS / 1_000_000) as i64;
-/// A domain's weight unless it is given another.
-pub const DEFAULT_WEIGHT: u16 = 256;
-
-/// A vCPU, numbered over all domains in the order in which they were added.
-pub type VcpuId = u32;
-/// A domain, numbered in the order in which they were added.
-pub type DomainId = u32;
 
 /// No vCPU: of a pCPU that it runs its idle vCPU.
 const NONE: VcpuId = VcpuId::MAX;
@@ -65,21 +59,6 @@ pub struct Config {
     pub tickle: Tickle,
     /// iXen's remedy `cm` (section 3.3.2): a pCPU with one possible vCPU, which is there already, does not look for others.
     pub lone_skips_balance: bool,
-}
-
-/// What a domain is entitled to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// In relation to that of the other domains; at least 1.
-    pub weight: u16,
-    /// At most so much, in per cent of one pCPU; 0 for no limit.
-    pub cap: u16,
-}
-
-impl Default for Share {
-    fn default() -> Self {
-        Self { weight: DEFAULT_WEIGHT, cap: 0 }
-    }
 }
 
 /// A shared object that a decision uses. Those of a decision come in the order in which Xen comes by them.

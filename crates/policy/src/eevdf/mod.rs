@@ -21,6 +21,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 
+pub use crate::domain::{DEFAULT_WEIGHT, DomainId, Share, VcpuId};
 use muster_model::{CpuSet, ModelError, Topology};
 use queue::{Entity, Id, NICE_0, Queue};
 use serde::{Deserialize, Serialize};
@@ -29,13 +30,6 @@ pub use bandwidth::{PERIOD_NS, RUNTIME_SLICE_NS};
 
 /// What a vCPU asks for at a time on one pCPU (sysctl_sched_base_slice).
 pub const BASE_SLICE_NS: u64 = 750_000;
-/// A domain's weight unless it is given another: what stands for `cpu.weight` 100.
-pub const DEFAULT_WEIGHT: u16 = 256;
-
-/// A vCPU, numbered over all domains in the order in which they were added.
-pub type VcpuId = u32;
-/// A domain, numbered in the order in which they were added.
-pub type DomainId = u32;
 
 /// No vCPU.
 const NONE: VcpuId = VcpuId::MAX;
@@ -49,21 +43,6 @@ pub struct Config {
     pub pcpus: usize,
     /// The period of the host's tick.
     pub tick_ns: u64,
-}
-
-/// What a domain is entitled to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Share {
-    /// In relation to that of the other domains; at least 1. [`DEFAULT_WEIGHT`] is `cpu.weight` 100.
-    pub weight: u16,
-    /// At most so much, in per cent of one pCPU (`cpu.max` of so many milliseconds in 100); 0 for no limit.
-    pub cap: u16,
-}
-
-impl Default for Share {
-    fn default() -> Self {
-        Self { weight: DEFAULT_WEIGHT, cap: 0 }
-    }
 }
 
 /// What a pCPU does next.
